@@ -77,7 +77,7 @@ class Recount:
         self._noted_meanwhile = Buckets()
         self._unfinished: set[int] = set()
         self._in_part: dict[int, int] = {}
-        self._counted_at: dict[int, int] = {}
+        self._paused: dict[int, range] = {}
         if position is not None:
             self._next = max(self._start, bucket_of(min(now, position)) + 1)
             self._count_again(now, position, hidden_since)
@@ -170,12 +170,8 @@ class Recount:
         end = min(self._next, bucket_of(position) + 1) if self._horizon else 0
         waiting = self._late.from_both_ends(oldest + 1, end)
         open_ones = (b for b in waiting if not (b in self._mismatched or b in late))
-        ready = (b for b in open_ones if not self._was_just_counted(b, now))
+        ready = (b for b in open_ones if now not in self._paused.get(b, ()))
         return sorted(islice(ready, _MOST_LATE))
-
-    def _was_just_counted(self, bucket: int, now: int) -> bool:
-        counted_at = self._counted_at.get(bucket)
-        return counted_at is not None and 0 <= now - counted_at < _RECOUNT_PAUSE
 
     def due(
         self,
@@ -207,7 +203,7 @@ class Recount:
         self._waiting.extend(range(max(self._next, oldest, end - _MOST_HIDDEN), end))
         self._next = max(self._next, end)
         for bucket, upto in [*self._in_part.items()]:
-            if position > upto and not self._was_just_counted(bucket, now):
+            if position > upto and now not in self._paused.get(bucket, ()):
                 del self._in_part[bucket]
                 heapq.heappush(self._due, (0, bucket))
         while self._waiting and self._waiting[0] <= min(bucket_of(position), aged):
@@ -218,10 +214,14 @@ class Recount:
             found.add(heapq.heappop(self._due)[1])
         return sorted(found)
 
-    def not_counted(self, buckets: Iterable[int], at: int = 0) -> None:
-        """What was due could not be counted: it is due again, at a time in µs."""
+    def not_counted(
+        self, buckets: Iterable[int], pause: range = range(0), *, in_turn: bool = True
+    ) -> None:
+        """What was `due`, or `late`, could not be counted: it is again, after a pause, µs."""
         for bucket in buckets:
-            heapq.heappush(self._due, (at, bucket))
+            self._paused[bucket] = pause
+            if in_turn:
+                heapq.heappush(self._due, (pause.stop, bucket))
 
     def counted(
         self,
@@ -250,8 +250,8 @@ class Recount:
             elif bucket not in self._noted_meanwhile:
                 self._late.discard(bucket)
         self._unfinished -= rows.keys()
-        kept = {b: at for b, at in self._counted_at.items() if 0 <= now - at < _RECOUNT_PAUSE}
-        self._counted_at = kept | dict.fromkeys(rows, now)
+        kept = {b: pause for b, pause in self._paused.items() if now in pause}
+        self._paused = kept | dict.fromkeys(rows, range(now, now + _RECOUNT_PAUSE))
         for bucket, count in rows.items():
             if count != expected.get(bucket, 0):
                 (self._mismatched if in_turn else self._late_mismatched)[bucket] = count
@@ -279,7 +279,7 @@ class Recount:
 
     def everything(self, now: int) -> None:
         """Count every bucket of the horizon again, now: it may have changed, or it is the end."""
-        self._counted_at = {}
+        self._paused = {}
         if not self._horizon:
             return
         oldest = max(bucket_of(now - self._horizon), self._start)

@@ -48,6 +48,8 @@ class Recounting:
         self._counting: Count | None = None
         self._at_most = MOST_BUCKETS
         """Buckets of a count: fewer after one that had no answer."""
+        self._alone: set[int] = set()
+        """Buckets that could not be counted although none was counted with them."""
         self._late_until = 0.0
         self._is_last = False
         self.comparison = Comparison()
@@ -152,9 +154,10 @@ class Recounting:
             buckets, in_turn = self._recount.late(now, position), False
         if not buckets:
             return None
-        buckets, left = buckets[: self._at_most], buckets[self._at_most :]
-        if in_turn:
-            self._recount.not_counted(left)
+        alone = [b for b in buckets if b in self._alone]
+        chosen = [b for b in buckets if b not in self._alone][: self._at_most] or alone[:1]
+        self._recount.not_counted({*buckets} - {*chosen}, in_turn=in_turn)
+        buckets = chosen
         expected = self._recount.ask(buckets)
         self._counting = Count(tuple(buckets), position, expected, in_turn)
         return self._counting
@@ -163,6 +166,7 @@ class Recounting:
         """The database's numbers have come."""
         upto = None if self._counting is None else self._counting.position
         self._counting = None
+        self._alone -= found.rows.keys()
         self._at_most = min(2 * self._at_most, MOST_BUCKETS)
         self._recount.counted(
             found.now, found.rows, found.expected, in_turn=found.in_turn, upto=upto
@@ -170,12 +174,15 @@ class Recounting:
 
     def not_counted(self, count: Count) -> None:
         """The count failed: its buckets are due again, fewer at once; one that has failed by itself
-        comes later, for it would keep all others waiting."""
-        waits = self._at_most == 1 and not self._is_last
+        comes later, and by itself, for it would keep all others waiting."""
+        pause = range(0)
+        if not self._is_last and (self._at_most == 1 or count.buckets[0] in self._alone):
+            self._alone.update(count.buckets)
+            pause = range(self._last_time, self._last_time + _PAUSE)
+        else:
+            self._at_most = max(1, len(count.buckets) // 4)
         self._counting = None
-        self._at_most = max(1, len(count.buckets) // 4)
-        if count.in_turn:
-            self._recount.not_counted(count.buckets, self._last_time + _PAUSE if waits else 0)
+        self._recount.not_counted(count.buckets, pause, in_turn=count.in_turn)
 
     # -- comparing --------------------------------------------------------------------------------
 

@@ -368,9 +368,35 @@ def test_a_second_that_cannot_be_counted_keeps_no_others_waiting() -> None:
             counting.finds(count, now=53)
     counted = {bucket for asked in counting.asked if 3 not in asked for bucket in asked}
     assert counted >= {*WHOLE} - {3}
-    again = counting.next(now=53 + 61)
-    assert again is not None
-    assert 3 in again.buckets
+    while (again := counting.next(now=53 + 61)) is not None:
+        counting.finds(again, now=53 + 61)
+    assert counting.asked[-1] == [3], "by itself, after all others: it may fail again"
+
+
+def test_a_second_that_cannot_be_counted_out_of_turn_keeps_no_others_waiting() -> None:
+    """As the lowest or the highest of all it was the next one each time."""
+    counting = Counting()
+    counting.finds(counting.next())
+    for bad in (0, 5, 9):
+        start, failed = len(counting.asked), 0
+        counting.recounting.note(WHOLE)
+        for step in range(40):
+            now = 60 + 200 * bad + step // 10
+            counting.recounting.clock_stepped(now * SECOND, now)
+            counting.recounting.second(0.0)
+            count = counting.next(now=now)
+            if count is not None and bad in count.buckets and not count.in_turn:
+                counting.recounting.not_counted(count)
+                failed += len(count.buckets) == 1
+            elif count is not None:
+                counting.finds(count, now=now)
+        counted = {b for asked in counting.asked[start:] if bad not in asked for b in asked}
+        assert counted >= {*WHOLE} - {bad}
+        assert 1 <= failed <= 2
+        later = 60 + 200 * bad + 70
+        while (again := counting.next(now=later)) is not None:
+            counting.finds(again, now=later)
+        assert not counting.recounting.has_late
 
 
 def test_what_was_noted_and_could_not_be_counted_is_counted_the_next_time() -> None:

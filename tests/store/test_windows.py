@@ -102,6 +102,21 @@ def test_a_moment_with_more_rows_than_a_page_is_not_cut(database: FreshDatabase)
     assert (page.batches, page.end) == ([], NOON + SECOND)
 
 
+def test_the_keys_of_one_moment_are_not_held_in_memory_at_once(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_PORTION_ROWS", 200)
+    monkeypatch.setattr(events, "_PORTION_BYTES", 1_000)
+    store, rows = open_store(create(database)), 20_000
+    insert(database, [(f"{n:0100}", 1, "2026-03-01 12:00:01") for n in range(rows)])
+    before, most, found = pa.total_allocated_bytes(), 0, 0
+    for batch in store.keys(NOON, NOON + SECOND, None):
+        most = max(most, pa.total_allocated_bytes() - before)
+        found += len(batch)
+    assert found == rows
+    assert most < 100 * rows / 4
+
+
 @both
 def test_a_page_of_large_rows_has_few(database: FreshDatabase) -> None:
     store = open_store(create(database))

@@ -29,6 +29,7 @@ from eventpub.sources.mysql.rows import (
     micros,
     record_batch,
     rows_seen,
+    spooled,
     with_identity,
 )
 from eventpub.sources.mysql.table import read_table
@@ -267,8 +268,9 @@ class EventStore(Source):
             if values is not None:
                 sql = statements.keys(self._layout, *values, shard)
                 # to its end, as of `window`: what compares them waits for the broker
-                for block in list(self._blocks(sql, _PORTION_ROWS)):
-                    yield keys_batch(self._layout, block, after, end)
+                blocks = self._blocks(sql, _PORTION_ROWS)
+                batches = (keys_batch(self._layout, block, after, end) for block in blocks)
+                yield from spooled(batches, _PORTION_BYTES)
             after = end
 
     # -- by aggregate and version --------------------------------------------------------------

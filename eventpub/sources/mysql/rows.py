@@ -5,8 +5,10 @@ What cannot be an event is an error that names the row.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,19 @@ def keys_batch(
     rows = [ids, versions, nothing, nothing, nothing, times]
     batch = record_batch(layout, rows, after, upto)
     return batch.select(["aggregate_id", "version", "create_time"])
+
+
+def spooled(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """The same, when all have come: of more than so many bytes on the disk, in `TMPDIR`."""
+    with SpooledTemporaryFile(most) as file:
+        writer: Any = None
+        for batch in batches:
+            writer = writer or pa.ipc.new_stream(file, batch.schema)
+            writer.write_batch(batch)
+        if writer is not None:
+            writer.close()
+            file.seek(0)
+            yield from pa.ipc.open_stream(file)
 
 
 def record_batch(
