@@ -150,8 +150,13 @@ class DatabaseChanges:
         self._note_future(event.ahead, event.rows_ahead, now)
         if not (self._is_fatal and newest.trips):
             return None
-        zone = durable.layout.zone
-        return newest.error(time, durable.layout.where, None if zone is None else zone.name)
+        return newest.error(time, durable.layout.where, self._zone)
+
+    @property
+    def _zone(self) -> str | None:
+        """In which times are read; None: the column is a TIMESTAMP."""
+        zone = self._durable.layout.zone
+        return None if zone is None else zone.name
 
     def _note_past(self, created: list[int], now: float) -> None:
         time, oldest = self._progress.time, min(created)
@@ -163,7 +168,8 @@ class DatabaseChanges:
         self._past_oldest = min(self._past_oldest, oldest)
         if now - self._said_of_past >= _SAID_EVERY:
             self._said_of_past = now
-            self._do(wording.rows_of_the_past(len(created), oldest, time, self._progress.watermark))
+            state = self._progress.watermark
+            self._do(wording.rows_of_the_past(len(created), oldest, time, state, self._zone))
 
     def _note_future(self, ahead: int, rows: int, now: float) -> None:
         """So many rows lie in the future, the newest so many µs."""
@@ -174,7 +180,7 @@ class DatabaseChanges:
         is_news = not before or (after > before and now - self._said_of_future > _SAID_EVERY)
         if after and is_news:
             self._said_of_future = now
-            self._do(wording.rows_of_the_future(progress.rows_ahead, after))
+            self._do(wording.rows_of_the_future(progress.rows_ahead, after, self._zone))
         elif before and not after:
             self._do(Log("info", "no event lies in the future any more", {}))
 

@@ -21,6 +21,7 @@ from eventpub.admission.model import bucket_of
 from eventpub.config import format_time
 from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow
+from eventpub.sources.mysql.fixes import writers_zone
 
 SAMPLE = 20
 """Rows of a sample: those with the highest ids; of a table without ids, the youngest but for those
@@ -167,12 +168,6 @@ class NewestRows:
         row = self.worst
         assert row is not None
         kept = "" if zone is None else f" (read as local time of {zone})"
-        of_zone = (
-            ""
-            if zone is None
-            else "if the writers' sessions use another time zone: set store.time_zone to it,"
-            f" or have them SET time_zone to that of {zone}. "
-        )
         return StoreError(
             "store.rows_in_past",
             "new rows arrive with a create_time older than what has already been read:"
@@ -180,8 +175,8 @@ class NewestRows:
             f" {(now - row.created) // 1_000_000} s behind the database's clock. Some would be"
             " lost",
             where=where,
-            suggestion=f"{of_zone}If old rows are imported, or statements wait that long:"
-            ' recount.rows_in_past = "count" publishes those that are seen. `eventpub verify`'
+            suggestion=f"{writers_zone(zone)}. If old rows are imported, or statements wait that"
+            ' long: recount.rows_in_past = "count" publishes those that are seen. `eventpub verify`'
             " names those that were missed, `eventpub publish ID` publishes them",
         )
 

@@ -8,6 +8,7 @@ from eventpub.channel import Folding, Report
 from eventpub.config import Config, format_time
 from eventpub.coordinator.events import Log
 from eventpub.coordinator.progress import Progress
+from eventpub.sources.mysql.fixes import writers_zone
 
 WATERMARK = {
     "denied": "the account may not see open transactions, so the boundary is the database's time"
@@ -112,24 +113,22 @@ def first_versions_missing(aggregates: int, first_version: int) -> Log:
     return warning(text, aggregates=aggregates, first_version=first_version)
 
 
-def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str) -> Log:
+def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str, zone: str | None) -> Log:
     """Rows are committed that were created before the horizon."""
     text = (
         "rows older than recount.horizon were committed only now; those among the newest ids are"
-        " published, others may be missed: if writers' sessions use another time zone, set"
-        " store.time_zone to it; if transactions last that long, raise recount.horizon above that"
+        f" published, others may be missed: {writers_zone(zone)}; if transactions last that long,"
+        " raise recount.horizon above that"
     ) + ", or GRANT PROCESS" * (watermark == "denied")
     seconds = round((now - oldest) / 1e6)
     facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}
     return warning(text, code="store.rows_in_past", **facts)
 
 
-def rows_of_the_future(rows: int, seconds: float) -> Log:
+def rows_of_the_future(rows: int, seconds: float, zone: str | None) -> Log:
     """The newest row lies in the future."""
-    text = (
-        "the newest event lies in the future and is published when its time comes; if writers'"
-        " sessions use another time zone, set store.time_zone to it"
-    )
+    text = "the newest event lies in the future and is published when its time comes; "
+    text += writers_zone(zone)
     return warning(text, code="store.rows_in_future", rows=rows, seconds=round(seconds))
 
 

@@ -52,7 +52,7 @@ class TestWhatIsWatched:
         assert life.all(e.Sample)[-1].above == 10, "a sample may show but some of those behind"
         life.on(e.Sampled([NewRow(11, NOW), NewRow(12, NOW), NewRow(13, old)], 0, 10))
         [line] = life.lines("rows older than recount.horizon")
-        assert "set store.time_zone" in line.text
+        assert "SET time_zone to the zone" in line.text
         assert "PROCESS" not in line.text, "the account sees all transactions"
         life.waits(1.0)
         assert life.written["newest"][:2] == [10, NOW], "until they are counted"

@@ -47,6 +47,9 @@ def test_rows_that_keep_being_born_in_the_past_stop_the_publisher() -> None:
     error = watch.newest.error(watch.now, "shop.events", "Europe/Berlin")
     assert error.code == "store.rows_in_past"
     assert "store.time_zone" in str(error.suggestion)
+    error = watch.newest.error(watch.now, "shop.events", None)
+    assert "SET time_zone to the zone of the times that they write" in str(error.suggestion)
+    assert "store.time_zone" not in str(error.suggestion), "a TIMESTAMP is read in UTC"
 
 
 def test_beside_writers_of_the_right_zone_they_do_as_well() -> None:

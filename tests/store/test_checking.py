@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from eventpub.config import Store
@@ -86,6 +88,25 @@ def test_what_is_not_well_is_a_warning_with_its_remedy(database: FreshDatabase) 
     assert all(said[name].suggestion for name in warned)
     assert "utf8mb4_general_ci" in said["identity of aggregates"].message
     assert "in the future, 2099-01-01T00:00:00.000000Z: it is" in said["time zone"].message
+
+
+@both
+def test_writers_who_give_a_timestamp_of_another_zone_are_seen(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes what they write for times of their sessions."""
+    config = create(database, create_time="TIMESTAMP(6) NOT NULL")
+    ids = iter(range(100))
+    sleep = time.sleep
+
+    def writing(seconds: float) -> None:
+        insert(database, [(f"a{next(ids)}", 1, "2026-01-01 00:00:00")])
+        sleep(seconds)
+
+    monkeypatch.setattr("eventpub.sources.mysql.checking.time.sleep", writing)
+    check = found(config)["time zone"]
+    assert (check.status, check.code) == ("wrong", "store.rows_in_past")
+    assert "zone of the times that they write" in str(check.suggestion)
 
 
 @both

@@ -344,13 +344,14 @@ def _time_zone(subject: _Subject) -> Check:
     name, layout = "event store: time zone", subject.layout
     zone = layout.zone
     [(now, newest)] = run(subject.table.connection, statements.now_and_newest_time(layout))
-    said = "TIMESTAMP, so no time zone matters"
+    said = "TIMESTAMP: no time zone matters where the database sets it"
     if zone:
         hours, minutes = divmod(abs(zone.local(now) - now) // 60_000_000, 60)
         sign = "-" if zone.local(now) < now else "+"
         said = f"DATETIME in {zone.name}, now UTC{sign}{hours:02d}:{minutes:02d}"
         if zone.backward_changes(now, now + _YEAR):
             said += "; in the hour that is repeated once a year, times may be off by an hour"
+    fix = fixes.writers_zone(zone.name if zone else None)
     created = layout.instant(micros(newest)) if isinstance(newest, datetime) else 0
     if created - now > _CLOCK_TOLERANCE:
         return Check(
@@ -358,13 +359,15 @@ def _time_zone(subject: _Subject) -> Check:
             "warn",
             f"{said}; but the newest event has a create_time in the future, {format_time(created)}:"
             " it is published then, or earlier if a later version of its aggregate points to it",
-            "set store.time_zone to the zone that the writers' sessions use",
+            fix,
             "store.rows_in_future",
         )
     if created:
         said += f"; the newest event was created {max(0, now - created) / 1e6:.0f} s ago"
     past, oldest = 0, 0
-    if zone is not None and layout.id_index is not None:
+    default = subject.table.columns[subject.roles.names["create_time"]].default
+    is_set_by_writers = zone is not None or not fixes.NOW.search(default)
+    if is_set_by_writers and layout.id_index is not None:
         with EventStore(subject.config, layout) as store:
             past, oldest = _old_times(store)
     if not past:
@@ -374,8 +377,7 @@ def _time_zone(subject: _Subject) -> Check:
         "wrong" if past > 2 else "warn",
         f"{said}; new rows arrive with create_times up to {oldest / 1e6:.0f} s old, behind what the"
         " publisher has read",
-        "set store.time_zone to the zone that the writers' sessions use, or have them SET time_zone"
-        " to that one",
+        fix,
         "store.rows_in_past",
     )
 

@@ -194,3 +194,21 @@ def not_null(table: EventTable, columns: Sequence[str]) -> str:
         body = _TYPE.sub(r"\g<0> NOT NULL", body, count=1)
         changes.append(f"MODIFY {quote(name)} {body}{comment}")
     return table.alter(changes)
+
+
+def writers_zone(zone: str | None) -> str:
+    """What to do where writers' times are off by the difference of two zones.
+
+    Args:
+        zone: in which a DATETIME is read; None: it is a TIMESTAMP, whose values the server takes
+            for times of the session that writes them.
+    """
+    if zone is None:
+        return (
+            "if writers set create_time themselves: have their sessions SET time_zone to the zone"
+            " of the times that they write, or leave the column to its default"
+        )
+    return (
+        "if the writers' sessions use another time zone: set store.time_zone to it, or have them"
+        f" SET time_zone to that of {zone}"
+    )
