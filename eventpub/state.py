@@ -306,13 +306,21 @@ class StateDir:
         self.write(self.requests / f"{request.id}.json", asdict(request), lasting=True)
 
     def kept(self) -> list[Request]:
-        """The requests that are not answered, oldest first; other files are skipped."""
+        """The requests that are not answered, oldest first; other files are passed over."""
+        found = (request for _, request in self._requests())
+        return [request for request in found if request is not None]
+
+    def not_requests(self) -> list[str]:
+        """Names of the files among the requests that are none."""
+        return [file.name for file, request in self._requests() if request is None]
+
+    def _requests(self) -> list[tuple[Path, Request | None]]:
         try:
-            files = sorted(self.requests.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+            files = [file for file in self.requests.iterdir() if file.suffix != ".new"]
+            files.sort(key=lambda file: file.stat().st_mtime_ns)
         except FileNotFoundError:  # answered at this moment
             return []
-        found = (_request(self.read(file), file.stem) for file in files)
-        return [request for request in found if request is not None]
+        return [(file, _request(self.read(file), file)) for file in files]
 
     def withdraw(self, request: Request) -> bool:
         """Take a request back; False where it was answered before.
@@ -358,10 +366,10 @@ def _is_locked(handle: IO[str], how: int) -> bool:
     return True
 
 
-def _request(data: dict[str, Any] | None, id: str) -> Request | None:
+def _request(data: dict[str, Any] | None, file: Path) -> Request | None:
     try:
         request = request_of(data or {})
     except MalformedError:
         return None
     is_known = request.action in {"retry", "skip"} and request.aggregate_id
-    return request if request.id == id and is_known else None
+    return request if f"{request.id}.json" == file.name and is_known else None

@@ -201,7 +201,11 @@ def test_a_file_that_is_no_request_is_passed_over(tmp_path: Path, text: str) -> 
     state.requests.mkdir()
     (state.requests / "r.json").write_text(text)
     assert state.kept() == []
-    assert [found.name for found in state.requests.iterdir()] == ["r.json"]
+    state.lock_file.touch()
+    (state.requests / "notes.txt").touch()
+    state.keep(Request("r1", "retry", "a"))
+    assert sorted(state.not_requests()) == ["notes.txt", "r.json"]
+    assert len([*state.requests.iterdir()]) == 3
 
 
 def test_what_a_former_run_has_left_is_cleared_and_nothing_else(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ from eventpub.state import StateDir
 _STOP_SEEN_WITHIN = 0.2
 """Seconds until a signal is seen while the start still checks its servers."""
 
+_MOST_NAMED = 5
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
@@ -66,15 +68,17 @@ class Publisher:
                     "other users had access to state files; their access was removed",
                     state_dir=str(self._state.root),
                 )
-            try:
-                prepared = self._prepare()
-            except EventpubError as error:
-                self._keep_failed_start(error)
-                raise
+            if others := self._state.not_requests():
+                text = "files that are no requests of this version are passed over"
+                log.warning(text, folder=str(self._state.requests), files=others[:_MOST_NAMED])
+            prepared = self._prepare()
             if prepared is None:
                 return Progress(stopped_by=self._stopped_by)
             _tune_garbage_collector()
             return self._publish(prepared)
+        except EventpubError as error:
+            self._keep_error(error)
+            raise
         finally:
             restore()
             self._state.unlock()
@@ -107,8 +111,8 @@ class Publisher:
             if self._stopped_by is not None:
                 return None
 
-    def _keep_failed_start(self, error: EventpubError) -> None:
-        """Write down why it did not start, beside how the last one stood."""
+    def _keep_error(self, error: EventpubError) -> None:
+        """Write down why it has ended, or did not start, beside how it or the last one stood."""
         if error.code == "run.paused":
             return  # nothing is wrong, and how the last one ended is of more use
         found = self._state.read(self._state.status_file) or {}

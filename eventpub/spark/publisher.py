@@ -106,11 +106,7 @@ class SparkPublisher(Run):
                     return query.run(self._on_progress, lambda: self._stopped_by)
             except _UnusableError:
                 replaces_checkpoint = True
-                try:
-                    next_one = self._prepare()  # what was published meanwhile is known
-                except EventpubError as error:
-                    self._keep_failed_start(error)
-                    raise
+                next_one = self._prepare()  # what was published meanwhile is known
         return Progress(stopped_by=self._stopped_by)
 
     def _query(self, prepared: Prepared, *, replaces_checkpoint: bool = False) -> Query:

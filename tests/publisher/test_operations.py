@@ -256,10 +256,15 @@ class TestPages:
         address = eventually(lambda: Pages(publisher).address, 60).removeprefix("http://")
         other = new_publisher(database, ops={"http": address})
         other.settings["app"]["id"] = "another"
+        (other.state / "requests").mkdir(parents=True)
+        (other.state / "eventpub.lock").touch()
+        (other.state / "requests" / "mine.json").write_text("{}")
         other.start()
         assert other.process is not None
         assert other.process.wait(60) == 2
         assert "ops.http_address" in other.words()
+        assert "mine.json" in other.words(), "no request, and passed over"
+        assert "ops.http_address" in command(other, "status")[1]["summary"]
 
 
 class TestPause:
