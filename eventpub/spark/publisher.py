@@ -1,16 +1,12 @@
 """`eventpub run` with the engine `spark`: a streaming query from `eventstore` to `eventpub`.
 
-Scheduling, retries and restarts of tasks are Spark's. Here are the start and end of the query, what
-is reported of it, and what a new checkpoint begins with: where there is none, or it does not belong
-to what is known of the topic, the query gets a new name, owns the id from then on, and its first
-batch reads the topic back.
+Scheduling, retries and restarts of tasks are Spark's. Here are the start and end of the query, and
+what is reported of it.
 """
 
 from __future__ import annotations
 
 import queue
-import secrets
-import shutil
 import sys
 import threading
 import time
@@ -20,21 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from eventpub.channel import Beginning, Request
+from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.coordinator.events import CheckTopic
 from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.progress import Progress
-from eventpub.errors import EventpubError, SinkError
+from eventpub.errors import EventpubError
 from eventpub.ops.http import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
 from eventpub.sink import fence_all
-from eventpub.sink.numbered import NumberedSink
+from eventpub.spark.checkpoint import HANGING, Checkpoints
 from eventpub.spark.monitor import Monitor
-from eventpub.spark.options import Publisher
-from eventpub.spark.place import Place
-from eventpub.spark.plan import Plan
 from eventpub.spark.session import (
     end_session,
     error_of,
@@ -44,7 +37,6 @@ from eventpub.spark.session import (
     new_session,
     require_java,
 )
-from eventpub.spark.topic_watch import unnoticed_for
 from eventpub.state import StateDir
 
 if TYPE_CHECKING:
@@ -78,9 +70,6 @@ _OF_THE_CHECKPOINT = {
 }
 _MAYBE_OF_THE_CHECKPOINT = {"shard.failed", "index.corrupt"}
 """Errors that a new checkpoint fixes, and errors that it may fix if they come back at once."""
-
-_HANGING = "sink.hanging_transaction"
-"""The broker has left a transaction open; a new checkpoint ends it, and publishes again."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -149,7 +138,8 @@ class Query:
         self._paused_by = prepared.start_state.paused_by
         self._is_paused = prepared.start_state.is_paused
         self._pauses: queue.SimpleQueue[tuple[bool, str, Callable[[], None]]] = queue.SimpleQueue()
-        self._publisher, is_new = self._checkpoint()
+        self._checkpoints = Checkpoints(config, state, prepared)
+        self._publisher = self._checkpoints.chosen(is_new=replaces_checkpoint)
         self.monitor = Monitor(config, state, prepared, self._publisher, self)
         self._pages = Pages(config, self, state)
         self._session: SparkSession | None = None
@@ -158,8 +148,6 @@ class Query:
         self._stopping: threading.Thread | None = None
         self._start_error: EventpubError | None = None
         self._is_taken_over = False
-        if is_new:
-            self._sink().take(self._publisher.query, prepared.assignment.partitions)
 
     def __enter__(self) -> Query:
         if self._is_paused:
@@ -179,97 +167,6 @@ class Query:
         # what was open when tasks were ended
         clients, shards = self._prepared.assignment.parts.clients, self._config.run.shards
         _try_to(lambda: fence_all(clients, self._config.app.id, shards))
-
-    # -- the checkpoint ---------------------------------------------------------------------------
-
-    def _checkpoint(self) -> tuple[Publisher, bool]:
-        """The checkpoint to go on with, and whether it is a new one."""
-        config, begin = self._config, self._prepared.start_state
-        location = config.state.location or str(self._state.root / "shared")
-        known = self._state.read(self._state.query_file) or {}
-        belongs = {
-            "engine": "spark",
-            "location": location,
-            "shards": config.run.shards,
-            "partitions": begin.partitions,
-            "topics": self._prepared.topics,
-            # an index from when no version had two rows cannot tell them apart; the topic can
-            "contents": not begin.layout.key_is_unique,
-        }
-        progress = self._state.read(self._state.progress_file) or {}
-        is_of_spark = progress.get("engine") == "spark" and progress.get("query") == known.get(
-            "query"
-        )
-        topics, remade = known.get("topics", {}), set[str]()
-        if is_of_spark:
-            remade = {t for t, id_ in self._prepared.topics.items() if topics.get(t, id_) != id_}
-        is_same = is_of_spark and config.sink.topic not in remade
-        is_same = is_same and all(known.get(n) == belongs[n] for n in belongs if n != "topics")
-        name = str(known.get("query", ""))
-        if is_same and not self._replaces_checkpoint and self._goes_on(name, location):
-            for topic in sorted(remade):  # a side topic, on which nothing depends
-                text = "the topic was deleted and created again; its records are lost"
-                log.warning(text, topic=topic)
-            self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
-            return self._of(name, location, Plan(name)), False
-        name = secrets.token_hex(8)
-        log.info("new checkpoint: the topic is read back first", query=name, location=location)
-        start = None if begin.start == 0 else begin.start
-        low = begin.low - config.recount.horizon
-        low -= int(2e6 * unnoticed_for(config.sink))  # what of it is not visible is published again
-        plan = Plan(
-            name,
-            start=start,
-            begin=max(begin.start, low),
-            upto=begin.start if begin.position is None else begin.position,
-            newest=begin.newest,
-            server=begin.server,
-            unpublished_since=begin.hidden_since,
-        )
-        self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
-        if (former := known.get("query")) is not None:
-            self._forget(str(former), str(known.get("location", location)))
-        return self._of(name, location, plan), True
-
-    def _goes_on(self, name: str, location: str) -> bool:
-        """Whether a checkpoint has all that was published for this id, so that it may go on.
-
-        Another publisher may have published since; and one that was restored from a backup is older
-        than the topic. Only the topic knows what was published then.
-        """
-        files = Place(location).names(f"checkpoint/{name}/offsets")
-        numbers = [int(tail) for file in files if (tail := file.rpartition("/")[2]).isdigit()]
-        try:
-            found = self._sink().owner() if numbers else None
-        except SinkError as error:
-            if error.code != _HANGING:
-                raise
-            return False
-        return found is not None and found[0] == name and found[1] <= max(numbers)
-
-    def _sink(self) -> NumberedSink:
-        return NumberedSink(self._prepared.assignment.parts.clients, self._config.app.id)
-
-    def _forget(self, name: str, location: str) -> None:
-        """Remove what a checkpoint that is no longer used has left."""
-        shutil.rmtree(self._state.root / "query" / name, ignore_errors=True)
-        with suppress(EventpubError):
-            place = Place(location)
-            for prefix in (name, f"checkpoint/{name}"):
-                place.delete(*place.names(prefix))
-
-    def _of(self, name: str, location: str, initial: Plan) -> Publisher:
-        begin = self._prepared.start_state
-        beginning = Beginning(
-            low=begin.low,
-            position=begin.start if begin.position is None else begin.position,
-            acknowledged=dict(begin.acknowledged),
-            is_placed=begin.is_placed,
-            hidden_since=begin.hidden_since,
-            former_shards=begin.former_shards,
-            former_indexes=begin.former_indexes,
-        )
-        return Publisher(name, location, begin.partitions, initial, beginning)
 
     # -- its life ---------------------------------------------------------------------------------
 
@@ -338,7 +235,7 @@ class Query:
         """
         was_well = self.monitor.well_for(now) > 0
         fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1
-        if error.code == _HANGING:  # it may happen to any checkpoint, but a new one has to help
+        if error.code == HANGING:  # it may happen to any checkpoint, but a new one has to help
             begins_another = was_well or not self._replaces_checkpoint
         else:
             begins_another = not (was_well or self._replaces_checkpoint)
@@ -354,7 +251,7 @@ class Query:
             SinkError: the topic is not the one that was written.
         """
         error = self.monitor.look(self._query, now)
-        if error is not None and error.code == _HANGING:
+        if error is not None and error.code == HANGING:
             self._require_usable(error, 1, now)
         if error is not None and self._failures.of_command(CheckTopic({}), error, now):
             self.monitor.show(now, error=error, is_over=True)
@@ -379,7 +276,7 @@ class Query:
         if self._session is None:
             self._session = new_session(self._config, self._state)
         make_active(self._session)
-        self._sink().markers.check_leader()  # the first batch may be a repeated one
+        self._checkpoints.sink().markers.check_leader()  # the first batch may be a repeated one
         packed = self._publisher.packed(self._config)
         rows = self._session.readStream.format("eventstore").option("publisher_secret", packed)
         writer = rows.load().writeStream.format("eventpub").option("publisher_secret", packed)

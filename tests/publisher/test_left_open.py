@@ -9,7 +9,8 @@ import pytest
 from confluent_kafka import Producer
 
 from eventpub.errors import SinkError
-from eventpub.spark import publisher as of_spark
+from eventpub.spark import checkpoint as of_spark
+from eventpub.spark.checkpoint import Checkpoints
 from eventpub.spark.publisher import Query, _UnusableError
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
@@ -74,5 +75,5 @@ def test_a_checkpoint_whose_markers_are_hidden_does_not_go_on(
 
     names = ["checkpoint/q/offsets/3"]
     monkeypatch.setattr(of_spark, "Place", lambda _: SimpleNamespace(names=lambda _: names))
-    query: Any = SimpleNamespace(_sink=lambda: SimpleNamespace(owner=hidden))
-    assert not Query._goes_on(query, "q", "/state")
+    checkpoints: Any = SimpleNamespace(sink=lambda: SimpleNamespace(owner=hidden))
+    assert not Checkpoints._goes_on(checkpoints, "q", "/state")
