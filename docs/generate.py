@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+_SHARED_FIXES = ROOT / "eventpub/sources/mysql/fixes.py"
 sys.path.insert(0, str(ROOT))
 
 import click  # noqa: E402
@@ -228,7 +229,7 @@ def _fix(suggestion: str) -> str:
 
 def _raised(tree: ast.AST) -> Iterator[Raised]:
     """Calls like ``StoreError("store.what", "message", suggestion="…")``, helpers included."""
-    named = _named(tree)
+    named = _named(ast.parse(_SHARED_FIXES.read_text())) | _named(tree)
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not call.args or _name(call.func) == "get":
             continue  # or a property of Spark is looked up
@@ -345,7 +346,9 @@ def _text(node: ast.expr, named: Named) -> str:  # noqa: PLR0911 (a case for eac
             return ""
         case ast.Call(func=ast.Attribute(value=inner, attr="replace")):
             return _text(inner, named)
-        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)) if name in named:
+        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if (
+            name in named
+        ):
             texts = (_text(value, {}) for value in named[name])
             return "\n".join(dict.fromkeys(t for t in texts if t)) or "…"
         case _:

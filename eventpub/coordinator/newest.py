@@ -175,7 +175,7 @@ class NewestRows:
             f" {(now - row.created) // 1_000_000} s behind the database's clock. Some would be"
             " lost",
             where=where,
-            suggestion=f"{writers_zone(zone)}. If old rows are imported, or statements wait that"
+            suggestion=writers_zone(zone) + ". If old rows are imported, or statements wait that"
             ' long: recount.rows_in_past = "count" publishes those that are seen. `eventpub verify`'
             " names those that were missed, `eventpub publish ID` publishes them",
         )

@@ -30,7 +30,8 @@ class Plan:
         compared: whether this batch does it.
         newest: as of `NewestRows.last`.
         server: identity of the database server that was read; "": not known.
-        most_bytes: after so many bytes of rows a task leaves the rest of its window to the next.
+        most_bytes: after so many bytes of rows a task leaves the rest of its window to the next. Of
+            each task: it holds a part of them at a time, and one transaction has all.
         snapshot: whether the shards keep snapshots of their indexes.
         requests: what users ask for, by the fields of `channel.Request`.
         answered: ids of requests of the batches before: they are not done again.

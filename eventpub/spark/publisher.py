@@ -66,6 +66,7 @@ _OF_THE_CHECKPOINT = {
     "state.journal_missing",
     "state.journal_damaged",
     "state.ahead",
+    "state.checkpoint_version",
     "store.rows_gone",
 }
 _MAYBE_OF_THE_CHECKPOINT = {"shard.failed", "index.corrupt"}

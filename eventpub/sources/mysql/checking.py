@@ -351,7 +351,7 @@ def _time_zone(subject: _Subject) -> Check:
         said = f"DATETIME in {zone.name}, now UTC{sign}{hours:02d}:{minutes:02d}"
         if zone.backward_changes(now, now + _YEAR):
             said += "; in the hour that is repeated once a year, times may be off by an hour"
-    fix = fixes.writers_zone(zone.name if zone else None)
+    name_of_zone = zone.name if zone else None
     created = layout.instant(micros(newest)) if isinstance(newest, datetime) else 0
     if created - now > _CLOCK_TOLERANCE:
         return Check(
@@ -359,7 +359,7 @@ def _time_zone(subject: _Subject) -> Check:
             "warn",
             f"{said}; but the newest event has a create_time in the future, {format_time(created)}:"
             " it is published then, or earlier if a later version of its aggregate points to it",
-            fix,
+            fixes.writers_zone(name_of_zone),
             "store.rows_in_future",
         )
     if created:
@@ -377,7 +377,7 @@ def _time_zone(subject: _Subject) -> Check:
         "wrong" if past > 2 else "warn",
         f"{said}; new rows arrive with create_times up to {oldest / 1e6:.0f} s old, behind what the"
         " publisher has read",
-        fix,
+        fixes.writers_zone(name_of_zone),
         "store.rows_in_past",
     )
 
