@@ -6,12 +6,15 @@ import json
 import shutil
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from eventpub import patience
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import find_marked
@@ -26,6 +29,7 @@ from eventpub.spark.source import EventStoreDataSource
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import commit, create_table, insert, transaction
 from tests.spark.query import Query, events
+from tests.tcp_proxy import TcpProxy
 
 
 @pytest.fixture
@@ -444,6 +448,31 @@ class TestRefused:
             assert not query.plan()
         commit(table, "a", 2)
         assert events(query.run(1)) == [("a", 2)]
+
+    def test_a_task_waits_for_a_database_that_is_away(
+        self, table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commit(table, "a", 1)
+        url = sa.make_url(table.url)
+        with TcpProxy(url.port) as proxy, ThreadPoolExecutor() as pool:
+            query = Query(table, tmp_path)
+            away = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+            query.options["url"] = away
+            query.restart()
+            assert query.plan()
+            [part] = query.parts()
+            proxy.target = None
+            proxy.cut()
+            with monkeypatch.context() as patched:
+                patched.setattr(patience, "OUTAGE", 0.5)
+                with pytest.raises(SourceError) as failed:
+                    query.read(part)
+                assert code_of(failed) in {"store.connection_lost", "store.unreachable"}
+            rows = pool.submit(query.read, part)
+            time.sleep(2)
+            assert not rows.done()
+            proxy.target = url.port
+            assert events(rows.result(30)) == [("a", 1)]
 
 
 def _away(_: Any) -> None:
