@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -16,7 +17,7 @@ from eventpub.sink.leaders import check_leaders
 from eventpub.sink.missing_markers import PartitionId, hanging
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.reading import iter_ranges
-from eventpub.sink.records import SOURCE, Record
+from eventpub.sink.records import SOURCE, Header, Record
 from eventpub.sink.topics import REACH_TIMEOUT, are_left_open, create, list_offsets
 from eventpub.sink.transaction import Transactions
 
@@ -102,10 +103,13 @@ class Markers:
                 raise hanging(self._clients.sink, self.place, stable[self.place], end, _OPEN_FOR)
             self._clients.clock.sleep(0.02)
 
-    def record(self, key: str, value: bytes) -> Record:
-        """What is written as a marker."""
+    def batch(self, markers: Mapping[int, Mapping[str, Any]]) -> Batch:
+        """The markers of tasks, to be written."""
         now = int(self._clients.clock.time() * 1000)
-        return Record(key, value, self.place[1], now, [(SOURCE, self._id)])
+        own: list[Header] = [(SOURCE, self._id)]
+        values = {f"{self._id}/{task}": json.dumps(each).encode() for task, each in markers.items()}
+        records = [Record(key, value, self.place[1], now, own) for key, value in values.items()]
+        return Batch({}, [(self.place[0], record) for record in records])
 
     def check_leader(self) -> None:
         """Whether the markers are all read: a leader that is cut off from the other brokers goes on
@@ -140,7 +144,6 @@ class Markers:
             with closing(OwnedProducer(self._clients, self._id, number)) as owned:
                 owned.ready()
                 caution = caution_of((self._clients.sink.bootstrap_servers, f"{self._id}.{number}"))
-                probe = Batch({}, [(self.place[0], self.record("", b""))])
-                Transactions(self._clients, 1, owned, caution).run_in_vain(probe)
+                Transactions(self._clients, 1, owned, caution).run_in_vain([self.place])
             if not are_left_open(self._clients, ends, REACH_TIMEOUT):
                 return

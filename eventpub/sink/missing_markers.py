@@ -188,16 +188,16 @@ class _Visible:
             identity = self._identity(message)
             is_there = identity in self._there
             self._there.add(identity)
-            return [] if is_there else [_again(message)]
+            return [] if is_there else [again(message)]
         versions = gap.from_version, gap.to_version
         decided = self._decided.setdefault(message.key(), [])
         left = undecided(versions, decided)
         decided += left
         if left == [versions]:
-            return [_again(message)]
+            return [again(message)]
         gaps = [replace(gap, from_version=first, to_version=last) for first, last in left]
         values = [CloudEvents("").gap(each, 1).value for each in gaps]
-        return [replace(_again(message), value=value) for value in values]
+        return [replace(again(message), value=value) for value in values]
 
     def _gap(self, message: Any) -> SkippedGap | None:
         if message.topic() == self._sink.gaps_topic:
@@ -232,7 +232,8 @@ def undecided(
     return left
 
 
-def _again(message: Any) -> records.Record:
+def again(message: Any) -> records.Record:
+    """The record that a message was."""
     key = message.key()
     return records.Record(
         None if key is None else key.decode(),

@@ -1,15 +1,18 @@
 """Batches with numbers, each published once by any of the tasks that Spark may run for it.
 
-A task publishes its rows in one transaction, with a marker on a compacted topic:
-``{"query", "batch", "digest", "refused"}`` under the key ``<id>/<task>``. A task that finds the
-marker of its batch has been run before. What must hold:
+A task publishes its rows in one transaction, with a marker on a compacted topic, under the key
+``<id>/<task>``; see `NumberedSink._marker`. A task that finds the marker of its batch has been run
+before. What must hold:
 
 - a task fences every older attempt (its transactional id is that of its number) before it reads the
   markers, and so nothing can be added between reading and publishing;
 - markers are read up to the end, and not only as far as no transaction is open;
 - all markers of an id are in one partition: the last one says which query owns the id. A query with
   another checkpoint counts its batches from 0 again, and would publish everything twice, so it is
-  refused unless it names the query that it follows.
+  refused unless it names the query that it follows;
+- where a query that was started again repeats a batch which some tasks have published, the others
+  publish when each of those has found that its rows are the same: rows may be divided among another
+  number of tasks, which Spark does not tell.
 
 Spark runs the tasks of a batch when all of the batch before are done. So the markers of a query are
 in the order of its batches, and a task reads back only as far as those of the batch before.
@@ -17,24 +20,27 @@ in the order of its batches, and a task reads back only as far as those of the b
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.failpoint import failpoint
+from eventpub.patience import Patience
 from eventpub.sink.base import no_crash
 from eventpub.sink.batch import Batch
-from eventpub.sink.causes import RecordRefusedError, caution_of
+from eventpub.sink.causes import Caution, RecordRefusedError, aborted, caution_of
 from eventpub.sink.client import Clients
+from eventpub.sink.left_open import Settling, Written, end_own, note_written
 from eventpub.sink.markers import Marker, Markers
 from eventpub.sink.missing_markers import PartitionId, require_none_left_open
 from eventpub.sink.owned_producer import OwnedProducer, fence_all, transactional_id
 from eventpub.sink.refusals import Refusals, Refused
+from eventpub.sink.refusing import Refusing
 from eventpub.sink.topics import partition_counts
 from eventpub.sink.transaction import Transactions
 
@@ -48,9 +54,9 @@ _REDO = {
     "sink.transaction_expired",
 }
 _MOST_REDOS = 8
-_REDO_PAUSE = 0.2
-_LONGEST_PAUSE = 5.0
-"""Seconds before a batch is tried again; twice as many each time."""
+
+_CONFIRMED_WITHIN = 300.0
+"""Seconds that the tasks which have published before may take to read their rows again."""
 
 _ENDED_WITHIN = 3.0
 """Seconds in which Spark ends a process whose rows it has cut off; it must not take over again."""
@@ -65,8 +71,16 @@ class Parts(Protocol):
         """Per part the function that makes its records; refused rows are dead letters, without
         their payload where the second argument is True."""
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is any."""
+
+    @property
+    def rows(self) -> int:
+        """How many have come."""
+
     def digest(self) -> str:
-        """Hash of all rows in their order, however they are divided; waits for the last row."""
+        """Hash of the set of rows, however they are divided; waits for the last row."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +91,28 @@ class Numbered:
         query: the query's id, as Spark keeps it in the checkpoint.
         batch: the number of the batch, from 0.
         task: the number of the task, from 0.
-        is_repeated: whether another attempt has failed.
+        is_repeated: whether there may have been another attempt.
+        run: names this start of the query; "": a start always divides rows as the one before.
     """
 
     query: str
     batch: int
     task: int
     is_repeated: bool = False
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task's rows.
+
+    Attributes:
+        is_new: whether this attempt has published them.
+        marker: as of `NumberedSink._marker`; None: there are no rows.
+    """
+
+    is_new: bool
+    marker: dict[str, Any] | None
 
 
 def markers_of(sink: config.Sink) -> str:
@@ -124,7 +153,8 @@ class NumberedSink:
         id_: names what publishes; a part of the transactional ids.
         after_query: the query whose id may be taken over; "": none.
         reads_back: whether a new checkpoint publishes again what is not visible. Then a task fails
-            where the broker has left a transaction open; see `missing_markers`.
+            where the broker has left a transaction open; see `missing_markers`. Else `left_open`
+            publishes it again.
     """
 
     def __init__(
@@ -134,26 +164,32 @@ class NumberedSink:
         self._id = id_
         self._after_query = after_query
         self._reads_back = reads_back
-        self.partitions = partition_counts(clients)
-        markers = markers_of(clients.sink)
-        self.markers = Markers(clients, id_, markers, self.partitions.get(markers))
+        self._errors = Refusing(id_, clients.sink, markers_of(clients.sink))
 
-    def publish(self, numbered: Numbered, parts: Parts) -> bool:
-        """Publish one task's rows; False where that was done before.
+    @cached_property
+    def partitions(self) -> dict[str, int]:
+        """The number of partitions of each topic."""
+        return partition_counts(self._clients)
 
-        The transaction begins with the first part, and ends when the last is delivered.
+    @cached_property
+    def markers(self) -> Markers:
+        topic = markers_of(self._sink)
+        return Markers(self._clients, self._id, topic, self.partitions.get(topic))
+
+    def publish(self, numbered: Numbered, parts: Parts) -> Outcome:
+        """Publish one task's rows, unless that was done before.
+
+        The transaction begins with the first part, and ends when the last is delivered. An outage
+        of the broker is waited for.
 
         Raises:
             SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
-                sink.too_many_refused, sink.rows_cut_off, sink.unreachable,
+                sink.markers_gone, sink.too_many_refused, sink.rows_cut_off, sink.unreachable,
                 sink.hanging_transaction, …. Nothing was published, or the markers tell that it was.
         """
-        if numbered.batch == 0:  # before any producer of another query is fenced
-            self._was_published(
-                numbered, parts, self.markers.back_to(numbered.query, numbered.batch)
-            )
-        refusals = Refusals()
-        pause, redos = _REDO_PAUSE, 0
+        refusals, redos = Refusals(), 0
+        what = f"publishing batch {numbered.batch}, task {numbered.task}"
+        patience = Patience(what, self._clients.clock)
         while True:
             try:
                 return self._try(numbered, parts, refusals)
@@ -161,7 +197,7 @@ class NumberedSink:
                 if not refusals.take(refusal):
                     raise
                 if refusals.in_a_row()[0] > self._sink.dead_limit:
-                    raise self._too_many(refusal.reason) from refusal
+                    raise self._errors.too_many(refusal.reason) from refusal
             except SinkError as error:
                 if error.code == "sink.rows_cut_off":
                     self._clients.clock.sleep(_ENDED_WITHIN)
@@ -170,10 +206,8 @@ class NumberedSink:
                 is_passing = error.retriable and error.code != "sink.hanging_transaction"
                 if redos == _MOST_REDOS or not (error.code in _REDO or is_passing):
                     raise
-                log.warning("retrying batch %s: %s", numbered.batch, error.message)
+                patience.wait(error)
                 numbered = replace(numbered, is_repeated=True)
-                self._clients.clock.sleep(pause)  # a broker that is away is waited for
-                pause = min(2 * pause, _LONGEST_PAUSE)
 
     def take(self, query: str, tasks: int) -> None:
         """Have a query own the id: whatever another one still publishes is refused or fenced.
@@ -188,13 +222,39 @@ class NumberedSink:
             owned.ready()
             caution = caution_of((self._sink.bootstrap_servers, f"{self._id}.owner"))
             transactions = Transactions(self._clients, 1, owned, caution)
-            transactions.run([self._marker(Numbered(query, -1, -1), "")], no_crash)
+            marker = _marker(Numbered(query, -1, -1))
+            transactions.run([self.markers.batch({-1: marker})], no_crash)
         # only now: an attempt that has begun before has read the markers, and is fenced
         fence_all(self._clients, self._id, tasks)
         self.markers.end_left_open(tasks)
 
-    def _try(self, numbered: Numbered, parts: Parts, refusals: Refusals) -> bool:
-        number = numbered.task
+    def settle(self, published: dict[int, dict[str, Any]], repeated: Collection[int]) -> None:
+        """Publish again what was committed, and a broker has left open; see `left_open`.
+
+        Args:
+            published: the marker of each task of a batch that has rows.
+            repeated: the tasks that had published before.
+
+        Raises:
+            SinkError: sink.not_visible, …
+        """
+        patience = Patience("checking what a batch has published", self._clients.clock)
+        while published:
+            try:
+                Settling(self._clients, self._id, self.markers, published, repeated).run()
+                return
+            except SinkError as error:
+                if not error.retriable:
+                    raise
+                patience.wait(error)
+            [(query, batch), *_] = {(m["query"], m["batch"]) for m in published.values()}
+            published |= _of_batch(self.markers.back_to(query, batch), query, batch)
+            repeated = [*published]  # the last attempt may have ended anywhere
+
+    def _try(self, numbered: Numbered, parts: Parts, refusals: Refusals) -> Outcome:
+        number, before = numbered.task, (numbered.query, numbered.batch)
+        if numbered.batch == 0:  # before any producer of another query is fenced
+            self._own_marker(numbered, parts, self.markers.back_to(*before))
         caution = caution_of((self._sink.bootstrap_servers, transactional_id(self._id, number)))
         owned = OwnedProducer(self._clients, self._id, number, sends_singly=caution.sends_singly)
         with closing(owned):
@@ -202,24 +262,45 @@ class NumberedSink:
             failpoint("after_take")
             if numbered.is_repeated:
                 self.markers.check_leader()
-            markers = self.markers.back_to(numbered.query, numbered.batch)
-            if self._was_published(numbered, parts, markers):
-                return False
-            mine = (m["refused"] for key, m in markers if key == f"{self._id}/{numbered.task}")
+            markers = self.markers.back_to(*before)
+            partitions = self.partitions.get(self._sink.topic, 0)
+            transactions = Transactions(self._clients, partitions or 1, owned, caution)
+            marker = self._own_marker(numbered, parts, markers)
+            if marker is not None:
+                if marker["run"] != numbered.run:
+                    marker["run"] = numbered.run
+                    transactions.run([self.markers.batch({number: marker})], no_crash)
+                return Outcome(False, marker)
+            # the first marker also says who owns the id from now on
+            if not parts.has_rows and (numbered.batch or number):
+                return Outcome(False, None)
+            if numbered.run:
+                self._wait_for_confirmed(numbered, markers)
+            if numbered.is_repeated and not self._reads_back:
+                places = [(self._sink.topic, n) for n in range(partitions)]
+                end_own(self._clients, transactions, places)
+            if owned.needs_replacement:
+                raise aborted(None, self._sink)
+            mine = (m["refused"] for key, m in markers if key == f"{self._id}/{number}")
             refusals.before = next(mine, 0)
-            partitions = self.partitions.get(self._sink.topic, 1)
-            transactions = Transactions(self._clients, partitions, owned, caution)
-            batches = self._batches(numbered, parts, refusals, reduced=caution.reduces_dead)
+            marker = _marker(numbered)
+            batches = self._batches(marker, parts, refusals, numbered, caution)
             transactions.run(batches, failpoint)
-        return True
+        return Outcome(True, marker)
 
     def _batches(
-        self, numbered: Numbered, parts: Parts, refusals: Refusals, *, reduced: bool
+        self,
+        marker: dict[str, Any],
+        parts: Parts,
+        refusals: Refusals,
+        numbered: Numbered,
+        caution: Caution,
     ) -> Iterator[Batch]:
         """What the transaction holds: the records of each part, and the marker."""
         checked = set[PartitionId]()
+        written: Written = {}
         for number, make in enumerate(parts):
-            batch = make(refusals.begin(number), reduced)
+            batch = make(refusals.begin(number), caution.reduces_dead)
             refusals.made({topic: len(of.partitions) for topic, of in batch.events.items()})
             if self._reads_back:
                 # not of the side topics, where another task may have one open for good reason
@@ -227,13 +308,14 @@ class NumberedSink:
                 require_none_left_open(self._clients, self._id, own - checked)
                 checked |= own
             yield batch
-        yield self._marker(numbered, parts.digest(), refusals.in_a_row()[1])
-
-    def _marker(self, numbered: Numbered, digest: str, refused: int = 0) -> Batch:
-        value = {"query": numbered.query, "batch": numbered.batch, "digest": digest}
-        value["refused"] = refused  # how many in a row, up to the end of the batch
-        record = self.markers.record(f"{self._id}/{numbered.task}", json.dumps(value).encode())
-        return Batch({}, [(self.markers.place[0], record)])
+            if not self._reads_back:
+                note_written(written, batch)
+        digest, rows = parts.digest(), parts.rows
+        marker |= {"digest": digest, "rows": rows, "written": written}
+        marker["refused"] = refusals.in_a_row()[1]
+        last = self.markers.batch({numbered.task: marker})
+        yield last
+        note_written(written, last)
 
     def published_tasks(self, query: str, batch: int) -> set[int]:
         """The tasks whose part of the last batch that was begun is published.
@@ -241,9 +323,7 @@ class NumberedSink:
         Raises:
             SinkError: as of `publish`.
         """
-        found = self.markers.back_to(query, batch)
-        mine = (k for k, m in found if (m["query"], m["batch"]) == (query, batch))
-        return {int(key.rpartition("/")[2]) for key in mine}
+        return {*_of_batch(self.markers.back_to(query, batch), query, batch)}
 
     def owner(self) -> tuple[str, int] | None:
         """The query whose marker is the last one, and its batch; None: there is none."""
@@ -252,77 +332,65 @@ class NumberedSink:
 
     # -- what was published -----------------------------------------------------------------------
 
-    def _was_published(self, numbered: Numbered, parts: Parts, markers: list[Marker]) -> bool:
-        """Whether the markers say so.
+    def _own_marker(
+        self, numbered: Numbered, parts: Parts, markers: list[Marker]
+    ) -> dict[str, Any] | None:
+        """The marker of this task's rows; None: they were not published.
 
         Raises:
             SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
-                sink.hanging_transaction, …
+                sink.markers_gone, sink.hanging_transaction, …
         """
+        is_unknown = numbered.is_repeated and numbered.batch and not markers
+        if is_unknown and self._after_query != numbered.query:
+            raise self._errors.markers_gone(numbered)
         for key, marker in markers:
             if marker["query"] != numbered.query:
                 if numbered.batch or marker["query"] != self._after_query:
-                    raise self._other_query(numbered, marker["query"])
-                return False
+                    raise self._errors.other_query(numbered, marker["query"])
+                return None
             if marker["batch"] > numbered.batch:
-                raise self._behind(numbered, marker["batch"])
+                raise self._errors.behind(numbered, marker["batch"])
             if marker["batch"] < numbered.batch:
-                return False
+                return None
             if key == f"{self._id}/{numbered.task}":
                 if marker["digest"] != parts.digest():
-                    raise self._changed(numbered)
-                return True
-        return False
+                    raise self._errors.changed(numbered, marker["rows"], parts.rows)
+                return marker
+        return None
 
-    def _other_query(self, numbered: Numbered, owner: str) -> SinkError:
-        where = f"option id = {self._id}, topic {self.markers.place[0]}"
-        if numbered.batch:
-            return SinkError(
-                "sink.other_query",
-                f"another publisher (query {owner}) has taken over this id; nothing was lost or"
-                " repeated, and this one stops",
-                where=where,
-                suggestion="let only one publisher run for an id; or give this one another id",
-            )
-        return SinkError(
-            "sink.other_query",
-            f"query {owner} publishes with this id, and this query has another checkpoint: it"
-            " would publish everything again",
-            where=where,
-            suggestion="start the query with its previous checkpoint; or give it another id; or, if"
-            f" it replaces query {owner}, which must have stopped, set the option after_query to"
-            f' "{owner}"',
-        )
+    def _wait_for_confirmed(self, numbered: Numbered, markers: list[Marker]) -> None:
+        """Until each task that an earlier run has published has found the same rows in this one.
 
-    def _behind(self, numbered: Numbered, published: int) -> SinkError:
-        return SinkError(
-            "sink.checkpoint_behind",
-            f"batch {numbered.batch} is to be published, but batch {published} of this query"
-            " already was: its checkpoint is older than the topic; nothing was published",
-            where=f"option id = {self._id}, query {numbered.query}",
-            suggestion="if the checkpoint was restored from a backup: start with a new checkpoint"
-            f" and the option after_query = {numbered.query}, from a source that begins with what"
-            " is not on the topic. If it comes from a stalled attempt, ignore it",
-        )
+        Raises:
+            SinkError: sink.batch_changed: one has not.
+        """
+        began = self._clients.clock.monotonic()
+        query, batch = numbered.query, numbered.batch
+        while True:
+            others = _of_batch(markers, query, batch).items()
+            if not (waiting := sorted(task for task, m in others if m["run"] != numbered.run)):
+                return
+            waited = self._clients.clock.monotonic() - began
+            if not waited:
+                log.warning("batch %d is repeated; waiting for tasks %s", batch, waiting)
+            if waited > _CONFIRMED_WITHIN:
+                raise self._errors.unconfirmed(numbered, waiting, waited)
+            self._clients.clock.sleep(0.2)
+            markers = self.markers.back_to(query, batch)
 
-    def _too_many(self, reason: str) -> SinkError:
-        return SinkError(
-            "sink.too_many_refused",
-            f"the broker refuses more than {self._sink.dead_limit} rows of a task in a row:"
-            f" {reason}",
-            where=f"topic {self._sink.topic}",
-            suggestion="if the topic's or the client's limits are too low, raise them"
-            " (max.message.bytes; the option kafka.message.max.bytes); if these rows should become"
-            " dead letters, raise the option dead_limit. Nothing of them was published",
-        )
 
-    def _changed(self, numbered: Numbered) -> SinkError:
-        return SinkError(
-            "sink.batch_changed",
-            f"batch {numbered.batch} is repeated, but task {numbered.task} has other rows than it"
-            " published before",
-            where=f"option id = {self._id}",
-            suggestion="a repeated batch must have the same rows in the same tasks: use a"
-            " replayable source, and start the query with as many cores as before (with the source"
-            " rate, set numPartitions)",
-        )
+def _marker(numbered: Numbered) -> dict[str, Any]:
+    """What is kept of a task's rows: whose they are, their digest and number, where they are
+    (`left_open.Written`), and how many the broker has refused in a row up to the last."""
+    whose = {"query": numbered.query, "batch": numbered.batch, "run": numbered.run}
+    return {**whose, "digest": "", "rows": 0, "written": {}, "refused": 0}
+
+
+def _of_batch(markers: list[Marker], query: str, batch: int) -> dict[int, dict[str, Any]]:
+    """The last marker of each task that has published its part of a batch."""
+    found: dict[int, dict[str, Any]] = {}
+    for key, marker in markers:
+        if (marker["query"], marker["batch"]) == (query, batch):
+            found.setdefault(int(key.rpartition("/")[2]), marker)
+    return found

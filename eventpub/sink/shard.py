@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from eventpub.admission.model import Shard
 from eventpub.errors import SinkError
-from eventpub.sink import client, faults, records
+from eventpub.sink import client, faults
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.causes import aborted, caution_of
@@ -179,16 +179,11 @@ class ShardSink:
             restored += len(lost)
 
     def _end_open(self, places: set[PartitionId]) -> None:
-        """Ends what this producer, or one before it of the same id, has open in these partitions.
-
-        By an aborted transaction of one record each. Another producer's stays open.
-        """
+        """Ends what this producer, or one before it of its id, has open in these partitions."""
         if self.needs_replacement:
             raise aborted(None, self._sink)
         client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
-        probes = [(topic, records.Record("", b"", p, 0, [])) for topic, p in sorted(places)]
-        batch = Batch({}, probes)
-        self._transactions.run_in_vain(batch)
+        self._transactions.run_in_vain(places)
 
     @property
     def offsets(self) -> dict[PartitionId, int]:

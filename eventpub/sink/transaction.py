@@ -22,6 +22,7 @@ from eventpub.sink.causes import Causes, Caution, aborted
 from eventpub.sink.client import Clients
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.producing import Producing
+from eventpub.sink.records import Record
 
 COMMIT_TIMEOUT = 30.0
 """Seconds until a commit without an answer is given up as indefinite."""
@@ -94,8 +95,14 @@ class Transactions:
         self._caution.forget()
         crash_point("after_commit")
 
-    def run_in_vain(self, batch: Batch) -> None:
-        """One transaction that is aborted, which ends what the broker has left open of this id."""
+    def run_in_vain(self, places: Iterable[tuple[str, int]]) -> None:
+        """One transaction of a record for each partition that is aborted, which ends what the
+        broker has left open there of this transactional id. Another's stays open.
+        """
+        if self._owned.needs_replacement:
+            raise aborted(None, self._sink)
+        now = int(self._clock.time() * 1000)
+        batch = Batch({}, [(t, Record("", b"", p, now, [])) for t, p in sorted(places)])
         self._begin()
         self._produce(batch, no_crash)
         self._flush(batch)

@@ -13,6 +13,7 @@ import structlog
 
 from eventpub.channel import Request
 from eventpub.errors import EventpubError, StateError, StoreError
+from eventpub.patience import Patience
 from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journals, no_journals
@@ -28,11 +29,8 @@ from eventpub.spark.unread import leave_unread
 from eventpub.state import StateDir
 
 _PRUNED_EVERY = 60.0
-_PATIENCE = 600.0
-"""Seconds for which a call waits for the database and the state's location that has to have an
-answer of them. To plan a batch has not: it goes on asking, however long they are away."""
-_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
-"""Seconds until what has failed is tried again, twice as many each time in one call."""
+_PAUSE = 0.5
+"""Seconds until it is planned again where nobody answers: however long that is."""
 
 T = TypeVar("T")
 
@@ -72,16 +70,15 @@ class Driver:
     def _waited(self, do: Callable[[], T]) -> T:
         """What `do` returns; while the database or the state's location is away, it is tried again:
         an error would end the query, and Spark does not start it again."""
-        until, pause = time.monotonic() + _PATIENCE, _PAUSE
+        patience = Patience("asking the database and the state's location")
         while True:
             try:
                 return do()
             except (StoreError, StateError) as error:
-                if not error.retriable or time.monotonic() > until:
+                if not error.retriable:
                     raise
                 self._failed(error)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                patience.wait(error)
 
     def _failed(self, error: EventpubError) -> None:
         if self._planner is not None:

@@ -63,6 +63,7 @@ _STOPS_WITHOUT_BROKER = 1.0
 """Seconds that each of two last questions to the broker may take; the next start asks again."""
 
 _OF_THE_CHECKPOINT = {
+    "sink.markers_gone",
     "state.journal_missing",
     "state.journal_damaged",
     "state.ahead",

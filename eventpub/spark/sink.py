@@ -33,6 +33,16 @@ if TYPE_CHECKING:
 
 _OF_SOURCE = {"aggregate_id", "version", "event_type", "payload", "metadata", "create_time"}
 _OF_KAFKA = {"key", "value", "headers", "topic", "partition"}
+_TYPES = {
+    "key": "string or binary", "value": "string or binary", "topic": "string",
+    "partition": "int or bigint", "headers": "array<struct<key:string,value:binary>>",
+    "aggregate_id": "string", "version": "bigint or int", "event_type": "string",
+    "payload": "binary or string", "metadata": "string", "create_time": "timestamp",
+    "late": "boolean", "kind": "string", "reason": "string", "detail": "string",
+}  # fmt: skip
+"""Spark's types of the columns."""
+
+_NEVER_NULL = {"aggregate_id", "version", "event_type", "create_time"}
 
 
 class EventpubSink(DataSource):
@@ -57,6 +67,8 @@ class EventpubSink(DataSource):
                     suggestion="select key, value, headers, topic, partition (only value is"
                     " required), or the columns of the source eventstore",
                 )
+            if names != {GROUP}:
+                _require_types(schema)
             writer = Writer(self.options, is_source=is_source, is_grouped=names == {GROUP})
             if not is_source and "topic" not in names and not writer.options.has_topic:
                 raise ConfigError(
@@ -71,6 +83,20 @@ class EventpubSink(DataSource):
             return writer
 
 
+def _require_types(schema: Any) -> None:
+    for field in schema.fields:
+        name, found = field.name, field.dataType.simpleString()
+        types = _TYPES.get(name, found)
+        is_null = found == "void" and name not in _NEVER_NULL
+        if not is_null and found.partition(" collate ")[0] not in types.split(" or "):
+            raise ConfigError(
+                "config.invalid_value",
+                f"column {name} has the type {found}; it must be {types}",
+                where=f"column {name} of the query that is written",
+                suggestion=f"cast it, as by CAST({name} AS {types.partition(' or ')[0]})",
+            )
+
+
 @dataclass
 class Published(WriterCommitMessage):
     """What a task has done.
@@ -81,12 +107,14 @@ class Published(WriterCommitMessage):
         task: its number.
         refused: the events that the broker refused, which are dead letters: aggregate, version and
             reason of each.
+        marker: as of `sink.numbered.Outcome`.
     """
 
     rows: int
     is_new: bool
     task: int = 0
     refused: tuple[tuple[str, int, str], ...] = ()
+    marker: dict[str, Any] | None = None
 
 
 class Writer(DataSourceStreamArrowWriter):
@@ -126,13 +154,21 @@ class Writer(DataSourceStreamArrowWriter):
         return Published(*found)
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """Every task has committed its own transaction: what was refused is noted."""
-        refused = {each.task: each.refused for each in messages if each and each.refused}
-        if refused and (folder := self.options.state_dir) is not None:
-            from eventpub.spark.notes import Notes
-            from eventpub.state import StateDir
+        """Every task has committed its own transaction: what was refused is noted, and what a
+        broker has left open is published again."""
+        done = [each for each in messages if each]
+        with errors_through_spark():
+            if (folder := self.options.state_dir) is None:
+                from eventpub.spark.sink_task import numbered_sink
 
-            Notes(StateDir(folder)).put({"batch": batchId, "refused": refused})
+                published = {each.task: each.marker for each in done if each.marker}
+                repeated = [each.task for each in done if each.marker and not each.is_new]
+                numbered_sink(self.options).settle(published, repeated)
+            elif refused := {each.task: each.refused for each in done if each.refused}:
+                from eventpub.spark.notes import Notes
+                from eventpub.state import StateDir
+
+                Notes(StateDir(folder)).put({"batch": batchId, "refused": refused})
         collect_no_imports()
 
     def abort(self, messages: Any, batchId: int) -> None:  # noqa: N803 (Spark's name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import zlib
@@ -18,7 +17,6 @@ from pyspark import TaskContext
 
 from eventpub.admission import EVENTS, Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
-from eventpub.private_apis.task_input import require_whole_input
 from eventpub.sink.base import Content
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
@@ -28,18 +26,19 @@ from eventpub.sink.numbered import Numbered, NumberedSink
 from eventpub.sink.records import Columns, DeadRow, contents_of
 from eventpub.sink.refusals import Refused
 from eventpub.sink.topics import partition_counts
+from eventpub.spark.input_rows import InputRows
 from eventpub.spark.options import SinkOptions
 
 Refusal = tuple[str, int, str]
 """Aggregate, version and reason of an event that the broker has refused."""
 
-_DIGESTED = ("aggregate_id", "version", "kind", "key", "value", "topic", "partition")
-"""What tells a repeated batch from another one; of the source's rows without the payloads."""
+_first_batches: dict[tuple[str, str], tuple[str, int]] = {}
+"""By id and query: its run, and the first batch of it that this process has seen."""
 
 
 def publish(
     batches: Iterator[pa.RecordBatch], options: SinkOptions, *, is_source: bool
-) -> tuple[int, bool, int, tuple[Refusal, ...]]:
+) -> tuple[int, bool, int, tuple[Refusal, ...], dict[str, Any] | None]:
     """Publish the rows of a task in one transaction, unless another attempt has.
 
     Args:
@@ -53,24 +52,25 @@ def publish(
     Raises:
         SinkError: as of `NumberedSink.publish`.
     """
-    kept = _Kept(batches)
-    numbered = _numbered(options.query)
-    # the first marker also says who owns the id from now on
-    if not kept.has_rows and (numbered.batch or numbered.task):
-        return 0, False, numbered.task, ()
-    sink = NumberedSink(
+    rows = InputRows(batches)
+    numbered = _numbered(options)
+    if not (rows.has_rows or numbered.is_repeated) and (numbered.batch or numbered.task):
+        return 0, False, numbered.task, (), None
+    sink = numbered_sink(options)
+    parts = _Parts(rows, options, sink, is_source=is_source, has_written=numbered.batch > 0)
+    done = sink.publish(numbered, parts)
+    refused = parts.refused() if done.is_new else ()
+    return rows.rows, done.is_new, numbered.task, refused, done.marker
+
+
+def numbered_sink(options: SinkOptions) -> NumberedSink:
+    """The sink of a query."""
+    return NumberedSink(
         Clients(options.sink),
         options.id,
         after_query=options.after_query,
         reads_back=bool(options.query),
     )
-    if is_source and not kept.has_rows:
-        _require_topics(options, sink)
-    make = _EventRows if is_source else _PlainRows
-    has_written = numbered.batch > 0
-    parts = _Parts(kept, lambda rows: make(rows, options, sink, has_written))
-    is_new = sink.publish(numbered, parts)
-    return kept.rows, is_new, numbered.task, parts.refused() if is_new else ()
 
 
 def _require_topics(
@@ -84,86 +84,65 @@ def _require_topics(
         sink.partitions |= partition_counts(clients)
 
 
-def _numbered(query: str | None) -> Numbered:
+def _numbered(options: SinkOptions) -> Numbered:
     """Which part of which batch this task has."""
     context = TaskContext.get()
     assert context is not None, "a writer runs in a task"
-    query = query or context.getLocalProperty("sql.streaming.queryId")
-    batch = context.getLocalProperty("streaming.sql.batchId")
-    if not query or batch is None:
+    query = options.query or context.getLocalProperty("sql.streaming.queryId")
+    number = context.getLocalProperty("streaming.sql.batchId")
+    if not query or number is None:
         raise SinkError(
             "sink.not_streaming",
             "the sink eventpub is used outside a streaming query, so its batches are not numbered",
             suggestion='write with df.writeStream.format("eventpub"); to publish a table once, read'
             " it as a stream with trigger(availableNow=True)",
         )
-    return Numbered(query, int(batch), context.partitionId(), context.attemptNumber() > 0)
-
-
-class _Kept:
-    """The rows of a task, kept as they come: they may be needed again."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._coming = (batch for batch in batches if batch.num_rows)
-        self._kept: list[pa.RecordBatch] = []
-        self._digests: dict[tuple[str, int], Any] = {}
-        self.rows = 0
-
-    @property
-    def has_rows(self) -> bool:
-        return self.part(0) is not None
-
-    def part(self, number: int) -> pa.Table | None:
-        """One after the other; None behind the last."""
-        while number >= len(self._kept):
-            batch = next(self._coming, None)
-            if batch is None:
-                require_whole_input()
-                return None
-            self._kept.append(batch)
-            self.rows += batch.num_rows
-            for name in (n for n in _DIGESTED if n in batch.schema.names):
-                for what, octets in enumerate(_octets(batch.column(name))):
-                    new = hashlib.blake2b(digest_size=16)
-                    self._digests.setdefault((name, what), new).update(octets)
-        return pa.Table.from_batches([self._kept[number]])
-
-    def digest(self) -> str:
-        """Hash of all rows, in their order."""
-        while self.part(len(self._kept)) is not None:
-            pass
-        found = hashlib.blake2b(digest_size=16)
-        for (name, what), digest in self._digests.items():
-            found.update(b"%s %d " % (name.encode(), what) + digest.digest())
-        return found.hexdigest()
-
-
-def _octets(column: Any) -> list[Any]:
-    """What tells the values of a column: which are null, their lengths, and themselves."""
-    nulls = np.asarray(column.is_null()).tobytes()
-    if pa.types.is_integer(column.type):
-        return [nulls, np.asarray(column.fill_null(0)).tobytes()]
-    texts: Any = column.cast(pa.large_binary()).fill_null(b"")
-    _, offsets, data = texts.buffers()
-    ends = np.frombuffer(offsets, np.int64, len(texts) + 1, 8 * texts.offset)
-    whole = memoryview(b"" if data is None else data)
-    return [nulls, np.diff(ends).tobytes(), whole[ends[0] : ends[-1]]]
+    batch, is_repeated, run = int(number), context.attemptNumber() > 0, ""
+    if not options.query:
+        # Spark groups the jobs of a query by the id of its run. Only the first batch of a run may
+        # have been begun by another one
+        run = context.getLocalProperty("spark.jobGroup.id") or ""
+        key = options.id, query
+        if _first_batches.get(key, ("", -1))[0] != run or not run:
+            _first_batches[key] = run, batch
+        is_repeated = is_repeated or _first_batches[key] == (run, batch)
+    return Numbered(query, batch, context.partitionId(), is_repeated, run)
 
 
 class _Parts:
     """As of `numbered.Parts`."""
 
-    def __init__(self, kept: _Kept, make: Callable[[pa.Table], _EventRows | _PlainRows]) -> None:
-        self._kept = kept
-        self._make = make
+    def __init__(
+        self,
+        rows: InputRows,
+        options: SinkOptions,
+        sink: NumberedSink,
+        *,
+        is_source: bool,
+        has_written: bool,
+    ) -> None:
+        self._rows, self._options, self._sink = rows, options, sink
+        self._is_source, self._has_written = is_source, has_written
         self._refused: dict[int, list[Refusal]] = {}
 
     def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
+        if self._is_source and not self.has_rows:
+            _require_topics(self._options, self._sink)
+        make = _EventRows if self._is_source else _PlainRows
         for number in count():
-            rows = self._kept.part(number)
+            rows = self._rows.part(number)
             if rows is None:
                 return
-            yield self._noting(number, self._make(rows))
+            made = make(rows, self._options, self._sink, self._has_written)
+            yield self._noting(number, made)
+
+    @property
+    def has_rows(self) -> bool:
+        return self._rows.has_rows
+
+    @property
+    def rows(self) -> int:
+        return self._rows.rows
 
     def _noting(
         self, number: int, rows: _EventRows | _PlainRows
@@ -179,7 +158,7 @@ class _Parts:
         return tuple(each for part in self._refused.values() for each in part)
 
     def digest(self) -> str:
-        return self._kept.digest()
+        return self._rows.digest()
 
 
 class _EventRows:

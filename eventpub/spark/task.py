@@ -31,6 +31,7 @@ from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Index, folder_for
 from eventpub.parts import real_parts
+from eventpub.patience import Patience
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.context import PublishingContext, ShardContext
 from eventpub.shard.folding import Fold
@@ -127,11 +128,26 @@ class Task:
         self._folder = options.state_dir / "query" / part.plan.query / str(part.shard)
 
     def run(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the batch.
+        """The rows of the batch. An outage of the database before the first of them is waited for
+        in a user's query; `eventpub run` has Spark repeat the task, and reports why.
 
         Raises:
             StoreError, StateError: Spark repeats the task.
         """
+        patience = Patience(f"reading batch {self._plan.batch}, shard {self._number}")
+        is_begun = self._options.publisher is not None
+        while True:
+            try:
+                for rows in self._attempt():
+                    is_begun = True
+                    yield rows
+                return
+            except StoreError as error:
+                if is_begun or not error.retriable:
+                    raise
+                patience.wait(error)
+
+    def _attempt(self) -> Iterator[pa.RecordBatch]:
         journal = self._journals.read(self._plan.batch, self._number)
         if journal is not None:
             yield from self._replay(journal)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
@@ -16,9 +18,10 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import MissingMarkerError, ShardSink, are_left_open, check_topics, numbered
 from eventpub.sink.base import Content, no_crash
-from eventpub.sink.batch import Batch
+from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.causes import caution_of
 from eventpub.sink.client import Clients
+from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.missing_markers import PartitionId, Written
 from eventpub.sink.origin import Sources
 from eventpub.sink.owned_producer import OwnedProducer
@@ -264,6 +267,87 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
     assert batches.owner() == ("q2", -1)
 
 
+class Parts:
+    """Events as the rows of a task."""
+
+    has_rows = True
+
+    def __init__(self, sink: config.Sink, events: pa.Table) -> None:
+        self._sink, self._events = sink, events
+        self.rows = len(events)
+
+    def __iter__(self) -> Iterator[Any]:
+        content = Content(self._events)
+        yield lambda *_: batch_of(self._sink, CloudEvents(APP), WHOLE, content)
+
+    def digest(self) -> str:
+        return str(self._events["version"][0])
+
+
+def marker_of(ranges: dict[PartitionId, Written]) -> dict[str, Any]:
+    """Of a task that has published what was left open."""
+    written: dict[str, dict[str, list[int]]] = {}
+    for (topic, partition), (first, end) in ranges.items():
+        written.setdefault(topic, {})[str(partition)] = [first, end, end - first]
+    marker = {"query": "q1", "batch": 3, "run": "r1", "digest": "d", "rows": 1, "refused": 0}
+    return {**marker, "written": written}
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_what_a_task_has_committed_is_published_again_with_its_marker(
+    own_broker: OwnBroker,
+    sink: config.Sink,
+    left_open: dict[PartitionId, Written],
+    is_aborted: bool,
+) -> None:
+    """Of rows that do not say whose they are."""
+    pairs = written_in(sink, left_open)
+    clients = Clients(sink)
+    batches, marker = numbered.NumberedSink(clients, APP), marker_of(left_open)
+    if is_aborted:  # as by whoever has begun to settle it, and died
+        with closing(OwnedProducer(clients, APP, 0)) as owned:
+            owned.ready()
+            Transactions(clients, 1, owned, caution_of(("settling", APP))).run_in_vain(left_open)
+        batches.settle({0: marker}, [])
+        assert_published_once(own_broker.open, sink.topic, FIRST)
+    batches.settle({0: marker}, [0] if is_aborted else [])
+    there = SECOND.filter([pair in pairs for pair in _pairs(SECOND)])
+    assert_published_once(own_broker.open, sink.topic, FIRST, there)
+    [(key, found)] = batches.markers.back_to("q1", 3)
+    assert (key, found["digest"]) == (f"{APP}/0", "d")
+    assert found["written"] != marker["written"]
+    numbered.NumberedSink(clients, APP).settle({0: found}, [0])
+    assert_published_once(own_broker.open, sink.topic, FIRST, there)
+
+
+def test_what_cannot_be_told_from_others_records_is_named(
+    sink: config.Sink, left_open: dict[PartitionId, Written]
+) -> None:
+    marker = marker_of(left_open)
+    for by_partition in marker["written"].values():
+        for at in by_partition.values():
+            at[2] -= 1
+    with pytest.raises(SinkError) as caught:
+        numbered.NumberedSink(Clients(sink), APP).settle({0: marker}, [])
+    assert caught.value.code == "sink.not_visible"
+
+
+def test_a_repeated_task_ends_what_its_former_attempt_has_left_open(
+    own_broker: OwnBroker, sink: config.Sink, left_open: dict[PartitionId, Written]
+) -> None:
+    """The next commit would take it along, and the rows of the attempt would be there twice."""
+    assert left_open
+
+    repeated = numbered.Numbered("q1", 0, 0, is_repeated=True)
+    done = numbered.NumberedSink(Clients(sink), APP).publish(repeated, Parts(sink, THIRD))
+    assert done.is_new
+    assert_published_once(own_broker.open, sink.topic, FIRST, THIRD)
+    assert done.marker is not None
+    written = done.marker["written"][sink.topic]
+    assert sum(count for _, _, count in written.values()) == len(THIRD)
+    numbered.NumberedSink(Clients(sink), APP).settle({0: done.marker}, [])
+
+
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
     """A broker that is killed."""
@@ -299,4 +383,31 @@ def test_a_broker_that_dies_before_it_has_written_the_markers(
         assert not unknown
         assert not are_left_open(Clients(sink), batch.next_offsets, 5.0)
         second.publish(Content(THIRD))
+    assert_published_once(killed.open, topic_name, FIRST, SECOND, THIRD)
+
+
+@pytest.mark.parametrize("round_", [1, 2])
+def test_a_broker_that_dies_before_it_has_written_the_markers_of_a_task(
+    killed: OwnBroker, topic_name: str, round_: int
+) -> None:
+    del round_
+    sink = settings(topic_name, killed.open)
+    check_topics(Clients(sink))
+    first = numbered.NumberedSink(Clients(sink), APP)
+    first.publish(numbered.Numbered("q1", 0, 0), Parts(sink, FIRST))
+    eventually(lambda: open_transactions(killed.open, topic_name) == [])
+    killed.to_itself.strike_next(WRITE_TXN_MARKERS, "held")
+    done = first.publish(numbered.Numbered("q1", 1, 0), Parts(sink, SECOND))
+    eventually(lambda: killed.to_itself.has_struck)
+    killed.server.kill()
+    killed.to_itself.drop()
+    killed.server.start()
+    forget_leaders()
+    assert done.marker is not None
+    second = numbered.NumberedSink(Clients(sink), APP)
+    second.settle({0: done.marker}, [])
+    assert not second.publish(
+        numbered.Numbered("q1", 1, 0, is_repeated=True), Parts(sink, SECOND)
+    ).is_new
+    second.publish(numbered.Numbered("q1", 2, 0), Parts(sink, THIRD))
     assert_published_once(killed.open, topic_name, FIRST, SECOND, THIRD)

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,20 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
 
+from eventpub import patience
 from eventpub.channel import PartitionId
 from eventpub.coordinator.events import CheckTopic
 from eventpub.errors import EventpubError, SinkError, find_marked
@@ -33,13 +48,14 @@ from eventpub.sink.owned_producer import OwnedProducer, transactional_id
 from eventpub.sink.records import SOURCE
 from eventpub.sink.topics import list_offsets
 from eventpub.sink.transaction import Transactions
-from eventpub.spark import sink_task, topic_watch
+from eventpub.spark import input_rows, sink_task, topic_watch
 from eventpub.spark.options import SinkOptions, sink_options
 from eventpub.spark.process import SourceError
 from eventpub.spark.sink import EventpubSink, Published, Writer
 from eventpub.spark.topic_watch import TopicWatch
 from tests.sink.helpers import CREATED, read_topic
 from tests.spark import cut_off
+from tests.tcp_proxy import TcpProxy
 
 _FIELDS: list[Any] = [
     ("aggregate_id", pa.string()),
@@ -82,25 +98,29 @@ class Task:
         self.query = query
         self.part = 1_000
         self.attempt = 0
+        self.run = "r1"
 
     def write(
         self, batch: int, rows: list[dict[str, Any]], task: int = 0, schema: Any = ROWS
     ) -> Published:
         """Write the rows of a task."""
-        properties = {"sql.streaming.queryId": self.query, "streaming.sql.batchId": str(batch)}
+        properties = {
+            "sql.streaming.queryId": self.query,
+            "streaming.sql.batchId": str(batch),
+            "spark.jobGroup.id": self.run,
+        }
         context = SimpleNamespace(
             getLocalProperty=properties.get,
             partitionId=lambda: task,
             attemptNumber=lambda: self.attempt,
         )
-        names = SimpleNamespace(names=schema.names)
         table = pa.Table.from_pylist(rows, schema=schema)
-        with (
-            patch.object(sink_task, "TaskContext", SimpleNamespace(get=lambda: context)),
-            patch.object(sink_task, "require_whole_input"),  # tried with a real Spark below
-        ):
-            writer = EventpubSink(self.options).streamWriter(names, False)
-            return writer.write(iter(table.to_batches(max_chunksize=self.part)))
+        _task.context = context
+        return self.writer(schema).write(iter(table.to_batches(max_chunksize=self.part)))
+
+    def writer(self, schema: Any = ROWS) -> Writer:
+        """As Spark has one, in driver and tasks."""
+        return EventpubSink(self.options).streamWriter(from_arrow_schema(schema), False)
 
     def refused(self, *arguments: Any, **more: Any) -> EventpubError:
         """The error that such a write ends with."""
@@ -117,6 +137,16 @@ def versions(server: Kafka, topic: str) -> list[tuple[str, int]]:
         (record.key().decode(), int(dict(record.headers())["ce_sequence"]))
         for record in read_topic(server.bootstrap_servers, topic)
     ]
+
+
+_task = threading.local()
+
+
+@pytest.fixture(autouse=True)
+def tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are tasks of Spark's; whether rows were cut off is tried with a real one below."""
+    monkeypatch.setattr(sink_task, "TaskContext", SimpleNamespace(get=lambda: _task.context))
+    monkeypatch.setattr(input_rows, "require_whole_input", lambda: None)
 
 
 @pytest.fixture
@@ -171,6 +201,132 @@ def test_a_repeated_batch_with_other_rows_is_refused(
     sink.write(0, [event("a", 1)])
     assert sink.refused(0, [event("a", 1), event("a", 2)]).code == "sink.batch_changed"
     assert versions(kafka_server, topic_name) == [("a", 1)]
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_repeated_batch_may_have_its_rows_in_another_order(
+    sink: Task, kafka_server: Kafka, topic_name: str, is_plain: bool
+) -> None:
+    """As after a shuffle, which gives a task the same rows in the order of their arrival."""
+    schema = PLAIN if is_plain else ROWS
+    rows = [plain(f"k{n % 3}", f"v{n % 5}") if is_plain else event("a", n) for n in range(20)]
+    assert sink.write(0, rows, schema=schema).is_new
+    sink.run, sink.part = "r2", 3
+    assert not sink.write(0, rows[::-1], schema=schema).is_new
+    for changed in (rows[1:], [*rows, rows[0]], [*rows[1:], rows[1]]):
+        refused = sink.refused(0, changed, schema=schema)
+        assert refused.code == "sink.batch_changed"
+        assert f"({len(changed)}) than it published before (20)" in refused.message
+    assert len(read_topic(kafka_server.bootstrap_servers, topic_name)) == 20
+
+
+def test_a_repeated_batch_with_other_headers_or_a_value_moved_to_the_key_is_refused(
+    sink: Task,
+) -> None:
+    sink.write(0, [plain("ab", "c"), plain(None, "")], schema=PLAIN)
+    headers = [{"key": "h", "value": b"1"}]
+    for rows in (
+        [plain("a", "bc"), plain(None, "")],
+        [plain("ab", "c"), plain("", "")],
+        [plain("ab", "c", headers=headers), plain(None, "")],
+    ):
+        assert sink.refused(0, rows, schema=PLAIN).code == "sink.batch_changed"
+
+
+def test_a_task_that_had_rows_and_is_empty_when_repeated_is_refused(sink: Task) -> None:
+    sink.write(0, [event("a", 1)])
+    sink.write(1, [event("a", 2)], task=3)
+    sink.run = "r2"
+    assert sink.refused(1, [], task=3).code == "sink.batch_changed"
+    assert sink.write(1, [], task=2) == Published(0, False, 2)
+
+
+def test_a_repeated_batch_in_another_number_of_tasks_publishes_nothing(
+    sink: Task, kafka_server: Kafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Task 1 of three has rows that task 0 of two has published."""
+    monkeypatch.setattr(numbered, "_CONFIRMED_WITHIN", 0.5)
+    rows = [event(f"a-{n}", 1) for n in range(6)]
+    sink.write(0, rows[:3], task=0)
+    sink.run = "r2"
+    refused = sink.refused(0, rows[2:4], task=1)
+    assert refused.code == "sink.batch_changed"
+    assert "published its tasks 0" in refused.message
+    assert sink.refused(0, rows[:2], task=0).code == "sink.batch_changed"
+    assert len(versions(kafka_server, topic_name)) == 3
+    assert not sink.write(0, rows[:3], task=0).is_new
+    assert sink.write(0, rows[3:], task=1).is_new, "divided as before"
+    assert sorted(versions(kafka_server, topic_name)) == [(f"a-{n}", 1) for n in range(6)]
+
+
+def test_tasks_that_have_not_published_wait_for_those_that_have(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    sink.write(0, [event("b", 1)], task=1)
+    sink.run = "r2"
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(sink.write, 0, [event("a", 1)], 0)
+        time.sleep(2)
+        assert versions(kafka_server, topic_name) == [("b", 1)]
+        assert not sink.write(0, [event("b", 1)], 1).is_new
+        assert first.result(20).is_new
+    assert sink.write(1, [event("a", 2)]).is_new
+
+
+def test_an_outage_of_the_broker_is_waited_for_from_the_start(
+    kafka_server: Kafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventpub.sink.topics.REACH_TIMEOUT", 0.5)
+    with TcpProxy(None) as proxy, ThreadPoolExecutor() as pool:
+        sink = Task(kafka_server, topic_name)
+        sink.options["kafka.bootstrap.servers"] = f"127.0.0.1:{proxy.port}"
+        with monkeypatch.context() as patched:
+            patched.setattr(patience, "OUTAGE", 1.0)
+            assert sink.refused(0, [event("a", 1)]).code == "sink.unreachable"
+        written = pool.submit(sink.write, 0, [event("a", 1)])
+        time.sleep(3)
+        assert not written.done()
+        proxy.target = int(kafka_server.bootstrap_servers.rpartition(":")[2])
+        assert written.result(60).is_new
+    assert versions(kafka_server, topic_name) == [("a", 1)]
+
+
+@pytest.mark.parametrize("option", ["id", "topic"])
+def test_a_query_that_goes_on_with_another_id_or_topic_is_refused(
+    sink: Task, kafka_server: Kafka, topic_name: str, option: str
+) -> None:
+    """Whether its last batch was published is noted for the former one."""
+    for batch in range(3):
+        sink.write(batch, [event("a", batch + 1)])
+    sink.run = "r2"
+    sink.options[option] += "-2"
+    refused = sink.refused(2, [event("a", 3)])
+    assert refused.code == "sink.markers_gone"
+    assert 'after_query to "q1"' in (refused.suggestion or "")
+    assert len(versions(kafka_server, topic_name)) == 3
+    sink.options["after_query"] = "q1"
+    if option == "topic":
+        assert sink.refused(2, [event("a", 3)]).code == "sink.topic_missing"
+    else:
+        assert sink.write(3, [event("a", 4)]).is_new
+
+
+def test_two_queries_of_one_id_with_two_topics_lose_and_repeat_nothing(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    """Their tasks have the same transactional ids, and fence each other."""
+    other = Task(kafka_server, f"{topic_name}-2", "q2", id=sink.options["id"])
+
+    def write(one: Task) -> None:
+        for batch in range(15):
+            one.write(batch, [event("a", batch + 1), event("b", batch + 1)])
+
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(write, one) for one in (sink, other)]:
+            done.result(120)
+    for topic in (topic_name, f"{topic_name}-2"):
+        found = versions(kafka_server, topic)
+        assert sorted(found) == [(key, n) for key in "ab" for n in range(1, 16)]
 
 
 def test_another_query_with_the_same_id_is_refused_and_may_follow_by_name(
@@ -328,7 +484,7 @@ def test_an_unknown_answer_is_never_success(
             raise SinkError(code, "no answer", retriable=True)
 
     monkeypatch.setattr(Transactions, "run", doubtful)
-    monkeypatch.setattr(numbered, "_REDO_PAUSE", 0.01)
+    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.01)
     sink.write(1, [event("a", 2)])
     assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2)]
 
@@ -368,7 +524,7 @@ def test_a_repeated_attempt_believes_no_leader_alone(
     before = list_offsets(Clients(options.sink), [markers.place], "latest")
     monkeypatch.setattr("eventpub.sink.markers.list_offsets", listed)
     monkeypatch.setattr("eventpub.sink.markers.check_leaders", disagree)
-    monkeypatch.setattr(numbered, "_REDO_PAUSE", 0.01)
+    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(Transactions, "run", lost)
     sink.write(1, [event("a", 2)])
     if is_spark_s:
@@ -451,6 +607,12 @@ _PLAIN_FIELDS: list[Any] = [
     ("partition", pa.int32()),
 ]
 PLAIN: Any = pa.schema(_PLAIN_FIELDS)
+
+
+def plain(key: str | None, value: str, **columns: Any) -> dict[str, Any]:
+    """A row with Spark's columns."""
+    nothing = {"headers": None, "topic": None, "partition": None}
+    return {"key": key, "value": value.encode(), **nothing, **columns}
 
 
 def test_rows_with_sparks_columns_are_published_as_they_are(
@@ -643,10 +805,22 @@ class TestRefused:
     def test_columns(self) -> None:
         sink = EventpubSink({"id": "a", "topic": "t", "kafka.bootstrap.servers": "h:1"})
         with pytest.raises(SourceError, match="select key, value"):
-            sink.streamWriter(SimpleNamespace(names=["timestamp", "value"]), False)
+            sink.streamWriter(StructType().add("timestamp", "string").add("value", "string"), False)
+        for name, found, expected in (
+            ("key", LongType(), "string or binary"),
+            ("value", IntegerType(), "string or binary"),
+            ("partition", StringType(), "int or bigint"),
+            ("headers", MapType(StringType(), BinaryType()), "array<struct<key:string,value:binar"),
+            ("topic", BinaryType(), "string"),
+        ):
+            types: dict[str, DataType] = {"value": StringType(), "headers": NullType(), name: found}
+            schema = StructType([StructField(column, type_) for column, type_ in types.items()])
+            says = f"column {name} has the type {found.simpleString()}; it must be {expected}"
+            with pytest.raises(SourceError, match=says):
+                sink.streamWriter(schema, False)
         nowhere = EventpubSink({"id": "a", "kafka.bootstrap.servers": "h:1"})
         with pytest.raises(SourceError, match="topic"):
-            nowhere.streamWriter(SimpleNamespace(names=["value"]), False)
+            nowhere.streamWriter(StructType().add("value", "string"), False)
 
 
 def test_a_transactional_id_is_that_of_the_task() -> None:

@@ -8,14 +8,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from eventpub import patience
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import find_marked
@@ -556,11 +559,36 @@ class TestAnOutage:
     def test_that_lasts_ends_a_call_that_needs_an_answer(
         self, table: FreshDatabase, tmp_path: Path, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(driver, "_PATIENCE", 1.0)
+        monkeypatch.setattr(patience, "OUTAGE", 1.0)
         query = self.query(table, tmp_path, proxy)
         with self.away(proxy, 3.0), pytest.raises(SourceError) as failed:
             query.reader.initialOffset()
         assert code_of(failed) in {"store.unreachable", "store.connection_lost"}
+
+    def test_a_task_waits_for_a_database_that_is_away(
+        self, table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commit(table, "a", 1)
+        url = sa.make_url(table.url)
+        with TcpProxy(url.port) as proxy, ThreadPoolExecutor() as pool:
+            query = Query(table, tmp_path)
+            away = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+            query.options["url"] = away
+            query.restart()
+            assert query.plan()
+            [part] = query.parts()
+            proxy.target = None
+            proxy.cut()
+            with monkeypatch.context() as patched:
+                patched.setattr(patience, "OUTAGE", 0.5)
+                with pytest.raises(SourceError) as failed:
+                    query.read(part)
+                assert code_of(failed) in {"store.connection_lost", "store.unreachable"}
+            rows = pool.submit(query.read, part)
+            time.sleep(2)
+            assert not rows.done()
+            proxy.target = url.port
+            assert events(rows.result(30)) == [("a", 1)]
 
 
 def test_a_request_is_answered_by_the_shard_of_its_aggregate(

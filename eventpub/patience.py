@@ -1,0 +1,47 @@
+"""Waiting for a service that is away, for a bounded time."""
+
+from __future__ import annotations
+
+import logging
+
+from eventpub.clock import SYSTEM_CLOCK, Clock
+from eventpub.errors import EventpubError
+
+OUTAGE = 600.0
+"""Seconds for which an outage of the database or the broker is waited for."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+"""Seconds before a retry; twice as many each time."""
+
+log = logging.getLogger("eventpub")
+
+
+class Patience:
+    """Pauses between the attempts of one piece of work.
+
+    Args:
+        what: the work, for the log.
+    """
+
+    def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._what, self._clock = what, clock
+        self._pause = _FIRST_PAUSE
+        self._since: float | None = None
+
+    def wait(self, error: EventpubError) -> None:
+        """Wait until the next attempt.
+
+        Args:
+            error: of the last one.
+
+        Raises:
+            EventpubError: that one, `OUTAGE` after the first.
+        """
+        now = self._clock.monotonic()
+        self._since = now if self._since is None else self._since
+        left = self._since + OUTAGE - now
+        if left <= 0:
+            raise error
+        log.warning("%s: retrying for another %.0f s: %s", self._what, left, error.message)
+        self._clock.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
