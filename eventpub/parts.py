@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from eventpub.clock import SYSTEM_CLOCK, Clock
 from eventpub.config import Config
 from eventpub.failpoint import failpoint
 from eventpub.index.database import ROCKSDB, Storage
@@ -13,6 +12,7 @@ from eventpub.shard.pace import Sizes
 from eventpub.shard.prefetch import ReadAhead, read_ahead
 from eventpub.sink.client import Clients
 from eventpub.sources.mysql import EventStore, Watermark
+from eventpub.times import SYSTEM_CLOCK, Clock
 
 
 @dataclass(frozen=True)
