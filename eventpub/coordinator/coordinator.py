@@ -201,6 +201,7 @@ class Coordinator:
                 if shard.lane is not None and shard.window == 0:  # it was started meanwhile
                     self._begin_work(shard, now)
             self.windows.polling.at = now
+        self._do(e.Show())  # before it is answered
         self._remember()
 
     def _written(self, event: e.Written, now: float) -> None:
