@@ -285,27 +285,27 @@ class Config(Section):
 
 def contradictions(config: Config, origins: Mapping[str, str]) -> Iterator[ConfigError]:
     """Values that are right alone and wrong together; with the origin of each by its key."""
-    for where, message, fix in _contradictions(config, origins):
-        yield ConfigError("config.contradiction", message, where=where, suggestion=fix)
-
-
-def _contradictions(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Of each: the key, what is wrong, and what fixes it."""
     sink = config.sink
     of_sink = {n: refused_property(n, v, sink.delivery) for n, v in sink.properties.items()}
     of_spark = {n: refused_spark_property(n, v) for n, v in config.spark.properties.items()}
     for section, refused in (("sink", of_sink), ("spark", of_spark)):
         for name, reason in refused.items():
+            key = f"{section}.properties.{name}"
             if reason is not None:
-                key = f"{section}.properties.{name}"
-                message = f"{key} ({origins[key]}) cannot be set like this: {reason}"
-                yield key, message, f"remove {name} from [{section}.properties]"
+                yield ConfigError(
+                    "config.contradiction",
+                    f"{key} ({origins[key]}) cannot be set like this: {reason}",
+                    where=key,
+                    suggestion=f"remove {name} from [{section}.properties]",
+                )
     if config.run.engine == "spark" and sink.delivery != "exactly_once":
-        message = f'sink.delivery = "{sink.delivery}" is only for run.engine = "threads"'
-        fix = 'remove sink.delivery, or set run.engine = "threads"'
-        yield "sink.delivery", message, fix
+        yield ConfigError(
+            "config.contradiction",
+            f'sink.delivery = "{sink.delivery}" is only for run.engine = "threads"',
+            where="sink.delivery",
+            suggestion='remove sink.delivery, or set run.engine = "threads"',
+        )
     given = {name: value.upper() for name, value in sink.properties.items()}
-    protocol = given.get("security.protocol", "")
     mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms") or ""
     has_token = (
         sink.token_provider is not None
@@ -313,20 +313,25 @@ def _contradictions(config: Config, origins: Mapping[str, str]) -> Iterator[tupl
         or given.get("enable.sasl.oauthbearer.unsecure.jwt") == "TRUE"
     )
     if mechanism == "OAUTHBEARER" and not has_token:
-        message = "sasl.mechanism is OAUTHBEARER, but no token source is configured"
-        fix = (
-            "set sink.token_provider, or sasl.oauthbearer.method = oidc with the other"
-            " sasl.oauthbearer.* in [sink.properties]"
+        yield ConfigError(
+            "config.contradiction",
+            "sasl.mechanism is OAUTHBEARER, but no token source is configured",
+            where="sink.token_provider",
+            suggestion="set sink.token_provider, or sasl.oauthbearer.method = oidc with the other"
+            " sasl.oauthbearer.* in [sink.properties]",
         )
-        yield "sink.token_provider", message, fix
     if mechanism != "OAUTHBEARER" and sink.token_provider is not None:
-        message = "sink.token_provider is set, and sasl.mechanism is not OAUTHBEARER"
-        fix = 'set "sasl.mechanism" = "OAUTHBEARER" in [sink.properties], or remove it'
-        yield "sink.token_provider", message, fix
-    elif protocol.startswith("SASL_") and not mechanism:
-        message = f"security.protocol is {protocol}, and sasl.mechanism is not set"
-        fix = (
-            "set sasl.mechanism in [sink.properties] to one that the broker takes, such as PLAIN"
-            " or SCRAM-SHA-512"
+        yield ConfigError(
+            "config.contradiction",
+            "sink.token_provider is set, and sasl.mechanism is not OAUTHBEARER",
+            where="sink.token_provider",
+            suggestion='set "sasl.mechanism" = "OAUTHBEARER" in [sink.properties], or remove it',
         )
-        yield "sink.properties.security.protocol", message, fix
+    elif given.get("security.protocol", "").startswith("SASL_") and not mechanism:
+        yield ConfigError(
+            "config.contradiction",
+            f"security.protocol is {given['security.protocol']}, and sasl.mechanism is not set",
+            where="sink.properties.security.protocol",
+            suggestion="set sasl.mechanism in [sink.properties] to one that the broker takes, such"
+            " as PLAIN or SCRAM-SHA-512",
+        )
