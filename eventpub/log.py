@@ -141,7 +141,6 @@ def write(text: str) -> None:
 
 
 def _without_py4j(record: logging.LogRecord) -> bool:
-    """It logs by the root's logger, too, whatever else is said of the error."""
     return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 

@@ -190,7 +190,6 @@ class StateDir:
             os.utime(self.lock_file)
 
     def beat_at(self) -> float:
-        """When it last did, Unix time in s; 0: there is no lock."""
         try:
             return self.lock_file.stat().st_mtime
         except OSError:

@@ -85,9 +85,6 @@ class Boundary:
     """Polls over connections of its own; a context manager that closes them.
 
     Args:
-        config: the whole configuration.
-        layout: of the event table.
-        parts: the store, and the time.
         partitions: of the topic, where rows are read for shards.
         until: nothing created after it is read, µs; None: there is no end.
         hidden_since: as of `store.Watermark`.
@@ -134,14 +131,12 @@ class Boundary:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self._store.close()
         if self._watermark is not None:
             self._watermark.close()
 
     @property
     def hidden_since(self) -> int | None:
-        """As of `channel.Window`, after the last poll."""
         since = None if self._watermark is None else self._watermark.hidden_since
         return None if since is None else since - _SHOWS_AT_LAST
 

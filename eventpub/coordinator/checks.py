@@ -35,7 +35,7 @@ class Checks:
     """When each is due, in the machine's seconds.
 
     Args:
-        is_exact: whether transactions are used, so that one can be left open.
+        is_exact: whether transactions are used: only then one can be left open.
     """
 
     def __init__(self, is_exact: bool) -> None:
@@ -54,7 +54,6 @@ class Checks:
         return True
 
     def had_rows(self, now: float) -> None:
-        """A shard has reported some."""
         self._busy_at = now
 
     def due(

@@ -44,16 +44,7 @@ from eventpub.errors import EventpubError
 class Coordinator:
     """See the module.
 
-    Args:
-        config: the whole configuration.
-        start_state: what the start has found out.
-
     Attributes:
-        shards: the state of each.
-        progress: of the publisher as a whole.
-        health: named checks, and the last error of each shard.
-        changes, durable, runners, windows: as of the module.
-        pauses: whether it is paused.
         lag: as it is shown.
         rate: events published, a second.
         seen_at: when the last event was handled, the machine's s.
@@ -119,7 +110,6 @@ class Coordinator:
         }
 
     def in_work(self, shard: Shard) -> int:
-        """How much a shard was sent and has not done yet."""
         compares = shard.compares_since is not None
         return len(shard.sent) + self._requests.under_way(shard) + compares
 
@@ -174,7 +164,6 @@ class Coordinator:
     # -- runners ----------------------------------------------------------------------------------
 
     def _start_runner(self, shard: Shard, now: float) -> None:
-        """Start one, with what it is to do now."""
         beginning = self.durable.beginning(shard, self._recounting.uncounted_since)
         self.runners.start(shard, beginning)
         if not self.pauses.is_paused:  # else `_pause` catches up

@@ -7,7 +7,6 @@ altered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from eventpub.admission.model import bucket_of
@@ -19,7 +18,6 @@ from eventpub.coordinator.newest import ENDED_FOR, NewestRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
-from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
 from eventpub.terminal import counted
@@ -51,15 +49,10 @@ class Known(Protocol):
 
 
 class DatabaseChanges:
-    """See the module. Pure: the machine's times are arguments, s.
+    """Pure: the machine's times are arguments, s.
 
     Args:
-        newest: judges samples of the newest rows.
         is_fatal: whether rows of the past that keep coming end the publisher.
-        recounting: counts again.
-        durable: has the position, and keeps what is known of the table.
-        progress: shows what the database is like.
-        do: takes commands.
 
     Attributes:
         seen_at: when the last poll was answered; None: none was.
@@ -76,6 +69,7 @@ class DatabaseChanges:
         is_fatal: bool,
     ) -> None:
         self._newest = newest
+        self.wants_more = newest.wants_more
         self._is_fatal = is_fatal
         self._recounting = recounting
         self._durable = durable
@@ -128,10 +122,6 @@ class DatabaseChanges:
         self._progress.watermark = state
 
     # -- samples and checks -----------------------------------------------------------------------
-
-    def wants_more(self, rows: Sequence[NewRow]) -> int | None:
-        """As of `NewestRows.wants_more`."""
-        return self._newest.wants_more(rows)
 
     def sampled(self, event: Sampled, now: float) -> StoreError | None:
         """Rows that are inserted now but say that they were created long ago, or will be.

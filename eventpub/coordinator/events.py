@@ -110,8 +110,6 @@ class OpenChecked:
 
 @dataclass(frozen=True)
 class Failed:
-    """A command could not be done."""
-
     command: Command
     error: EventpubError
 
@@ -130,8 +128,6 @@ class RequestReceived:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """The client has stopped waiting for a request."""
-
     id: str
 
 
@@ -310,8 +306,6 @@ class Show:
 
 @dataclass(frozen=True)
 class Log:
-    """A line for the log."""
-
     level: Literal["info", "warning"]
     text: str
     facts: Mapping[str, Any]

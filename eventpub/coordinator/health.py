@@ -84,12 +84,7 @@ class ShardError:
 
 
 class NamedChecks:
-    """The checks, by name. Pure: times are the machine's, s, and arguments.
-
-    Args:
-        shards: their names.
-        now: since when they are what they are at first.
-    """
+    """The checks, by name. Pure: times are the machine's, s, and arguments."""
 
     def __init__(self, shards: Sequence[str], now: float = 0.0) -> None:
         names = ["database", "boundary", "publishing", *shards, "index", "broker"]
@@ -101,11 +96,9 @@ class NamedChecks:
         return self._checks[name]
 
     def begin(self, now: float) -> None:
-        """They are what they are since then."""
         self._checks = {name: replace(c, since=now) for name, c in self._checks.items()}
 
     def set(self, name: str, state: State, message: str, now: float) -> None:
-        """A check is in this state."""
         before = self._checks[name]
         if state == "ok" and before.state == "error" and before.last_ok is not None:
             self._recovered.append((name, now - before.last_ok))
@@ -135,10 +128,7 @@ def paused(by: str) -> str:
 
 
 class Health:
-    """See the module. Pure: times are the machine's, s, and arguments.
-
-    Args:
-        shards: of the publisher.
+    """Pure: times are the machine's, s, and arguments.
 
     Attributes:
         errors: the last error of each shard that has met one.
@@ -156,7 +146,6 @@ class Health:
     # -- what happens -----------------------------------------------------------------------------
 
     def observe(self, event: e.Event, now: float) -> None:
-        """Take over what an event says; before it is handled."""
         if self._got_on_at is None:
             self._got_on_at = now
             self._checks.begin(now)
@@ -174,7 +163,6 @@ class Health:
             self._heard(event, now)
 
     def is_away(self, name: str) -> bool:
-        """Whether what a check is about has failed last."""
         return self._checks[name].state == "error"
 
     def mark(self, name: str, message: str, now: float) -> None:
@@ -182,7 +170,6 @@ class Health:
         self._checks.set(name, "warn" if message else "ok", message, now)
 
     def written(self, now: float) -> None:
-        """The position was written down."""
         if self._checks["index"].message.startswith(("state.", NOT_YET)):
             self._checks.set("index", "ok", "", now)
 

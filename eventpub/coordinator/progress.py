@@ -39,7 +39,6 @@ class Histogram:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, seconds: float) -> None:
-        """One more."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 
@@ -185,7 +184,6 @@ class Progress:
         self.timed_out_seen = timed_out
 
     def counters(self) -> dict[str, int]:
-        """The totals, by name."""
         return {counter.name: getattr(self, counter.name) for counter in COUNTERS}
 
 
@@ -196,13 +194,10 @@ _SECONDS = 5.0
 
 
 class Rate:
-    """How much a second over the last few seconds."""
-
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def add(self, at: float, total: int) -> None:
-        """Note a total, at a time in seconds."""
         self._seen.append((at, total))
         while len(self._seen) > 2 and self._seen[1][0] <= at - _SECONDS:
             self._seen.popleft()
@@ -236,7 +231,6 @@ class ShownLag:
         self.boundary = 0
 
     def begin(self, now: float) -> None:
-        """The publisher begins; of no effect later."""
         self._at = now if self._at is None else self._at
 
     def measured(self, event: LagMeasured, position: int, now: float) -> None:
@@ -260,7 +254,6 @@ class ShownLag:
         self._at, self._is_measured = max(seen_at, self._at or seen_at), True
 
     def is_known(self, now: float) -> bool:
-        """Whether it was measured lately."""
         return self._is_measured and self._at is not None and now - self._at <= _LAG_IS_OLD
 
     def unread_seconds(self, now: float) -> float:

@@ -41,8 +41,6 @@ _STOPS_WITHIN = 1.2
 
 @dataclass
 class Sent:
-    """A window on its way."""
-
     number: int
     upto: int
     is_page: bool
@@ -86,11 +84,9 @@ class Shard:
     # -- its runner -------------------------------------------------------------------------------
 
     def begin(self, lane: Lane) -> None:
-        """A runner is started."""
         self.lane, self.window = lane, 0
 
     def end(self) -> None:
-        """Its runner has ended."""
         self.lane, self.has_begun = None, False
         self.sent.clear()
         self.is_behind = False
@@ -124,7 +120,6 @@ class Shard:
         self.lane.send(replace(window, number=self.window, rows=rows))
 
     def compare(self, comparison: Comparison, now: float) -> None:
-        """Send a comparison, where there is one that it has not done."""
         is_done = self.report and self.has_begun and self.report.compared >= comparison.number
         if self.lane is not None and comparison.buckets and not is_done:
             self.lane.send(comparison)
@@ -133,11 +128,9 @@ class Shard:
 
     @property
     def pages(self) -> int:
-        """How many full pages are on their way."""
         return sum(sent.is_page for sent in self.sent)
 
     def is_full(self, now: float) -> bool:
-        """Whether the next page is to wait for it."""
         if self.pages < MOST_PAGES or self.is_behind:
             return False
         return now - self.sent[0].at < _STALLED
@@ -149,13 +142,11 @@ class Shard:
         return min((at for at in since if at is not None), default=None)
 
     def is_idle(self) -> bool:
-        """Whether it has a runner, which has done all that it was sent."""
         return self.lane is not None and not self.sent and self.report is not None
 
     # -- what it says -----------------------------------------------------------------------------
 
     def take_report(self, report: Report) -> None:
-        """Take over a report of its runner."""
         while self.sent and self.sent[0].number <= report.done:
             self.sent.popleft()
         if report.compared >= self.comparison:
@@ -178,13 +169,7 @@ def has_got_on(report: Report) -> bool:
 
 
 class Runners:
-    """The runners of all shards: see the module. Times are the machine's, s, and arguments.
-
-    Args:
-        shards: of the publisher.
-        failures: judges which errors end the publisher.
-        progress: shows the last error.
-        do: takes commands.
+    """The runners of all shards. Times are the machine's, s, and arguments.
 
     Attributes:
         is_stopping: whether runners were asked to leave for good.
@@ -207,15 +192,12 @@ class Runners:
     # -- runners come and go ----------------------------------------------------------------------
 
     def due(self, now: float) -> Iterator[Shard]:
-        """The shards for which one is to be started."""
         return (s for s in self._shards if s.lane is None and now >= s.start_at)
 
     def due_at(self) -> Iterator[float]:
-        """When the next are to be started."""
         return (shard.start_at for shard in self._shards if shard.lane is None)
 
     def start(self, shard: Shard, beginning: Beginning) -> None:
-        """Start one, which takes work from now on."""
         lane = Lane()
         shard.begin(lane)
         self._do(StartRunner(shard.number, lane, beginning))
@@ -281,7 +263,6 @@ class Runners:
         return all(shard.lane is None for shard in self._shards) or now >= self.stop_by
 
     def finish(self) -> None:
-        """End the run."""
         self.is_over = True
         self._do(Show())
         self._do(Finish(self._error))

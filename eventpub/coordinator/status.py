@@ -119,7 +119,6 @@ def unix(at: float | None, now: float) -> float | None:
 
 
 def _state(coordinator: Coordinator) -> str:
-    """What the publisher does: starting, running, paused or stopping."""
     if coordinator.runners.is_stopping:
         return "stopping"
     if any(shard.report is None for shard in coordinator.shards):

@@ -43,13 +43,11 @@ class Polling:
     anew: bool = False
 
     def begin(self) -> bool:
-        """Start a poll; returns whether it must open a new connection."""
         self.is_under_way, self.waits_for_time = True, False
         anew, self.anew = self.anew, False
         return anew
 
     def done(self, pause: float, now: float) -> None:
-        """The poll was answered."""
         self.is_under_way, self.wait = False, _FIRST_WAIT
         self.at = now + pause
 
@@ -65,14 +63,11 @@ class Polling:
 
 
 class Windows:
-    """See the module. Pure: times are the machine's, s, and arguments, where nothing else is said.
+    """Pure: times are the machine's, s, and arguments, where nothing else is said.
 
     Args:
-        shards: of the publisher.
-        durable: has the position after which windows begin.
         with_rows: whether the rows of full pages are read for the shards.
         longest_wait: of a hold between two attempts, µs.
-        do: takes commands.
 
     Attributes:
         polling: when the boundary is polled.
@@ -158,11 +153,9 @@ class Windows:
             self._send_for_holds(window, result, now)
 
     def due_at(self) -> list[float]:
-        """When the next poll is to be made, where nothing but time is waited for."""
         return [self.polling.at] if self.polling.waits_for_time else []
 
     def connect_anew(self) -> None:
-        """The next poll does so."""
         self.polling.anew = True
 
     def begin_at(self, position: int) -> None:
@@ -180,7 +173,6 @@ class Windows:
     # -- what shards are sent ---------------------------------------------------------------------
 
     def begin(self, shard: Shard, now: float) -> None:
-        """A shard has a new runner: it reads up to where all are to read."""
         if self.last is not None:
             shard.send(self.last, now)
 

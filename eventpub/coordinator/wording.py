@@ -23,13 +23,10 @@ _TIMES = ("first_seen", "skipped_at")
 
 
 def warning(text: str, **facts: object) -> Log:
-    """A line at the level warning."""
     return Log("warning", text, facts)
 
 
 class Named:
-    """Limits the lines of one kind to so many a minute."""
-
     def __init__(self, most: int = 100, seconds: float = 60.0) -> None:
         self._most = most
         self._seconds = seconds
@@ -85,7 +82,6 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
 
 
 def another_server(before: str, now: str) -> Log:
-    """The address leads to another database server."""
     text = (
         "another database server answers now: events only it has are published, those only the"
         " old one had stay on the topic, and versions that differ become dead letters;"
@@ -103,7 +99,6 @@ def clock_stepped(seconds: float, position: int) -> Log:
 
 
 def first_versions_missing(aggregates: int, first_version: int) -> Log:
-    """Very many aggregates begin above the first version."""
     text = (
         "very many aggregates begin above the first version and wait for it: either"
         " store.first_version is wrong, or the first events were archived (read.start excludes"
@@ -113,7 +108,6 @@ def first_versions_missing(aggregates: int, first_version: int) -> Log:
 
 
 def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str) -> Log:
-    """Rows are committed that were created before the horizon."""
     text = (
         "rows older than recount.horizon were committed only now; those among the newest ids are"
         " published, others may be missed: if writers' sessions use another time zone, set"
@@ -125,7 +119,6 @@ def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str) -> Log:
 
 
 def rows_of_the_future(rows: int, seconds: float) -> Log:
-    """The newest row lies in the future."""
     text = (
         "the newest event lies in the future and is published when its time comes; if writers'"
         " sessions use another time zone, set store.time_zone to it"
@@ -186,12 +179,10 @@ class FoldLog:
         self._said = 0.0
 
     def add(self, folding: Folding) -> None:
-        """A shard has come so far."""
         if folding.read or folding.left:
             self._shards[folding.shard] = folding
 
     def forget(self, shard: int) -> None:
-        """The shard has read everything, or its runner has ended."""
         self._shards.pop(shard, None)
 
     def line(self, now: float) -> Log | None:

@@ -98,7 +98,6 @@ class Server(ABC):
         self._deliver(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT after `pause`."""
         self._deliver(signal.SIGCONT)
 
     def restart(self) -> None:

@@ -31,13 +31,11 @@ class TransactionLog:
         self.transaction_error: KafkaError | None = None
 
     def forget(self) -> None:
-        """Start over, before the next transaction."""
         self._lost_answer = False
         self._ends_sent = self._ends_answered = 0
         self.transaction_error = None
 
     def note(self, facility: str, text: str) -> None:
-        """A line of the log."""
         if facility == "SEND":
             self._ends_sent += "Sent EndTxnRequest" in text
         elif facility == "RECV":

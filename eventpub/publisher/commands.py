@@ -121,7 +121,6 @@ class CommandRunner:
         self._pages = Pages(config, self, state)
 
     def begin(self) -> None:
-        """Answer commands."""
         if self._coordinator.pauses.is_paused:
             log.warning(
                 "starting paused; run `eventpub resume` to start publishing",
@@ -139,13 +138,11 @@ class CommandRunner:
         self._broker.end(_WORKERS_END)
 
     def show(self) -> None:
-        """Keep the current status; called about once a second."""
         self._state.beat()
         found = self.keep_status()
         self._pages.sample(found)
 
     def do(self, command: e.Command) -> None:
-        """Have it done; what comes of it is posted."""
         if isinstance(command, e.Poll):
             self._boundary.put(command)
         elif isinstance(command, e.StartRunner):
@@ -218,7 +215,6 @@ class CommandRunner:
         return {"is_paused": is_paused, "in_work": outcome, "error": None}
 
     def withdraw(self, id: str) -> None:
-        """Take back a request that waits; may be called in any thread."""
         self._events.put(e.Withdrawn(id))
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:

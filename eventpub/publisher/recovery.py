@@ -102,7 +102,6 @@ def require_known(config: Config, state: StateDir, parts: Parts) -> None:
 
 
 def start_lost(state: StateDir) -> StateError:
-    """This publisher was started before, and its start and what it has published are unknown."""
     return StateError(
         "state.start_lost",
         "this publisher's state is lost, and the topic does not show what was published",
