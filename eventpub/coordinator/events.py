@@ -38,11 +38,9 @@ class Polled:
 
 @dataclass(frozen=True)
 class Counted:
-    """Rows of buckets, as the database has them.
+    """Rows of buckets, as the database has them at its time `now`, µs.
 
     Attributes:
-        now: the database's time, µs.
-        rows: by bucket.
         expected: how many the shards had accounted for when they were asked for.
         in_turn: as of `Recount.counted`.
     """
@@ -60,7 +58,6 @@ class Sampled:
     Attributes:
         ahead: by how much the newest time lies in the future, µs.
         rows_ahead: how many rows do; not all are counted.
-        above: as of `Sample`.
     """
 
     rows: Sequence[NewRow]
@@ -71,12 +68,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class LagMeasured:
-    """How far the position is below the boundary.
-
-    Attributes:
-        position: when it was asked for, µs.
-        upper: the boundary, µs.
-    """
+    """How far the `position` of that moment is below the boundary `upper`, both µs."""
 
     position: int
     upper: int
@@ -91,11 +83,7 @@ class TopicChecked:
 
 @dataclass(frozen=True)
 class TableChecked:
-    """What the event table looks like now.
-
-    Attributes:
-        never_read: rows that are never read, for the time that they have.
-    """
+    """What the event table looks like now, and how many rows its times keep from being read."""
 
     layout: Layout
     never_read: int = 0
@@ -116,11 +104,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class RequestReceived:
-    """A client requests something that shards carry out.
-
-    Attributes:
-        reply: as of `Reply`.
-    """
+    """A client requests something that shards carry out."""
 
     request: Request
     reply: Reply
@@ -149,11 +133,7 @@ class PauseAsked:
 
 @dataclass(frozen=True)
 class Written:
-    """What was to be remembered is.
-
-    Attributes:
-        what: as of `Remember`.
-    """
+    """What was to be remembered is."""
 
     what: Mapping[str, Any]
 
@@ -187,12 +167,9 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True)
 class Poll:
-    """Poll the boundary.
+    """Poll the boundary, as of `Boundary.poll`.
 
     Attributes:
-        after: the end of the last window, µs.
-        next_due: when a hold is due, µs; None: none is.
-        with_rows: read the rows of a full page, too, and of the window after one.
         anew: over new connections, since the address may lead to another server.
     """
 
@@ -222,12 +199,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class MeasureLag:
-    """Measure how far the position is below the boundary.
-
-    Attributes:
-        position: everything created at or before is read, µs.
-        read: rows read so far.
-    """
+    """Measure how far the position, µs, is below the boundary; so many rows are read so far."""
 
     position: int
     read: int
@@ -235,10 +207,8 @@ class MeasureLag:
 
 @dataclass(frozen=True)
 class CheckTopic:
-    """Check whether the topic is the same, and whether others have written.
-
-    Attributes:
-        ends: of partitions in which nothing was written for a while.
+    """Check whether the topic is the same, and whether others have written to partitions in which
+    this publisher has not written for a while, which end there.
     """
 
     ends: Mapping[PartitionId, int]
@@ -258,11 +228,7 @@ class CheckOpen:
 
 @dataclass(frozen=True)
 class StartRunner:
-    """Start a runner of a shard.
-
-    Attributes:
-        lane: brings its work.
-    """
+    """Start a runner of a shard, whose work comes by the lane."""
 
     shard: int
     lane: Lane
@@ -278,22 +244,14 @@ class Reassign:
 
 @dataclass(frozen=True)
 class ForgetFormer:
-    """The indexes of former numbers of shards and partitions are taken over: remove them.
-
-    Attributes:
-        shards: the former number of shards; None: it was the same.
-    """
+    """The indexes of former numbers of shards (None: the same) and partitions are taken over."""
 
     shards: int | None
 
 
 @dataclass(frozen=True)
 class Remember:
-    """Write down, for good, where the publisher is.
-
-    Attributes:
-        then: what is no longer needed once that is written.
-    """
+    """Write down, for good, where the publisher is; then forget what is no longer needed."""
 
     what: Mapping[str, Any]
     then: ForgetFormer | None = None
@@ -313,11 +271,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Finish:
-    """The run is over.
-
-    Attributes:
-        error: why; None: it was asked for, or everything is published.
-    """
+    """The run is over: why; None: it was asked for, or everything is published."""
 
     error: EventpubError | None = None
 

@@ -55,12 +55,7 @@ class Failures:
         self._sightings: dict[int, list[float]] = {}
 
     def is_well(self, shard: int, now: float, *, has_progressed: bool) -> None:
-        """A shard has reported.
-
-        Args:
-            shard: its number.
-            has_progressed: that it has done something, and not only that it begins.
-        """
+        """A shard has reported: that it has done something, or only that it begins."""
         if self._well_since is None:
             self._well_since = now
         if has_progressed:
@@ -76,7 +71,6 @@ class Failures:
         """The error to end with, if a runner's failure is one.
 
         Args:
-            shard: its number.
             in_a_row: how often that shard has failed without having done anything.
         """
         if error.code in _SIGHTINGS:

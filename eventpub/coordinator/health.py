@@ -33,8 +33,24 @@ _LIMITS = {"database": SILENT_AFTER, "boundary": SILENT_AFTER, "broker": 60.0}
 STALLED_AFTER = 60.0
 """Seconds in which a shard with work does nothing after which it counts as stalled."""
 
-_DATABASE = (e.Polled, e.Counted, e.Sampled, e.LagMeasured, e.TableChecked)
-_BROKER = (e.TopicChecked, e.OpenChecked)
+_ANSWERS: dict[type[e.Event], tuple[str, ...]] = {
+    e.Polled: ("database", "boundary"),
+    e.Counted: ("database", "recount"),
+    e.Sampled: ("database",),
+    e.LagMeasured: ("database",),
+    e.TableChecked: ("database",),
+    e.TopicChecked: ("broker",),
+    e.OpenChecked: ("broker",),
+}
+"""The checks that are ok when an event has come."""
+
+_FAILURES: dict[type[e.Command], str] = {
+    e.Poll: "boundary",
+    e.CheckTopic: "broker",
+    e.CheckOpen: "broker",
+    e.Remember: "index",
+}
+"""The check that fails with a command, beside the database's."""
 
 _FEW_FAILURES = 3
 """Consecutive runners of a shard that ended without progress before it is an error."""
@@ -53,10 +69,8 @@ class Check:
     """The current state of one check. Times are the machine's, s.
 
     Attributes:
-        name: as in the module.
         state: "warn": it works, but needs attention.
         message: what is wrong, with its code; "" where nothing is.
-        since: when the state began.
         last_ok: when it was ok last; None: never.
     """
 
@@ -69,13 +83,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ShardError:
-    """The last error that a shard's runner has met.
-
-    Attributes:
-        code, message: of the error.
-        where: which process.
-        at: the machine's time, s.
-    """
+    """The last error that a shard's runner has met, at the machine's time `at`, s."""
 
     code: str
     message: str
@@ -149,15 +157,9 @@ class Health:
         if self._got_on_at is None:
             self._got_on_at = now
             self._checks.begin(now)
-        if isinstance(event, _DATABASE):
-            self._checks.set("database", "ok", "", now)
-            if isinstance(event, e.Polled):
-                self._checks.set("boundary", "ok", "", now)
-            if isinstance(event, e.Counted):
-                self._checks.set("recount", "ok", "", now)
-        elif isinstance(event, _BROKER):
-            self._checks.set("broker", "ok", "", now)
-        elif isinstance(event, e.Failed):
+        for name in _ANSWERS.get(type(event), ()):
+            self._checks.set(name, "ok", "", now)
+        if isinstance(event, e.Failed):
             self._failed(event.command, event.error, now)
         elif isinstance(event, (Report, Folding, Ended)):
             self._heard(event, now)
@@ -180,18 +182,15 @@ class Health:
             self.mark("recount", f"{size} could not be counted, trying fewer; {text}", now)
         elif error.code.startswith("store."):
             self._checks.set("database", "error", text, now)
-        if isinstance(command, e.Poll):
-            self._checks.set("boundary", "error", text, now)
-        elif isinstance(command, (e.CheckTopic, e.CheckOpen)):
-            self._checks.set("broker", "error", text, now)
-        elif isinstance(command, e.Remember):
-            self._checks.set("index", "error", text, now)
+        if (name := _FAILURES.get(type(command))) is not None:
+            self._checks.set(name, "error", text, now)
 
     def _heard(self, message: Report | Folding | Ended, now: float) -> None:
         number = message.shard
         if isinstance(message, Ended):
-            if message.error is not None:
-                self._shard_failed(number, message.error, now)
+            if (error := message.error) is not None:
+                self.errors[number] = ShardError(error.code, error.message, HERE, now)
+                self._checks.set(f"shard {number}", "error", _text_of(error), now)
         elif isinstance(message, Folding):
             read, left = message.read, message.left
             text = f"reading the topic back: {counted(read, 'record')} so far,"
@@ -204,10 +203,6 @@ class Health:
             if has_got_on(message) or self._checks[name].message == NOT_YET:
                 self._checks.set(name, "ok", "", now)
                 self._got_on_at = now
-
-    def _shard_failed(self, number: int, error: EventpubError, now: float) -> None:
-        self.errors[number] = ShardError(error.code, error.message, HERE, now)
-        self._checks.set(f"shard {number}", "error", _text_of(error), now)
 
     # -- the current state -----------------------------------------------------------------------
 

@@ -26,28 +26,8 @@ def warning(text: str, **facts: object) -> Log:
     return Log("warning", text, facts)
 
 
-class Named:
-    def __init__(self, most: int = 100, seconds: float = 60.0) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._left = most
-        self._until = float("-inf")
-
-    def take(self, wanted: int, now: float) -> int:
-        """How many of those that are wanted may be written now; seconds."""
-        if now >= self._until:
-            self._left, self._until = self._most, now + self._seconds
-        taken = min(wanted, self._left)
-        self._left -= taken
-        return taken
-
-
 def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
-    """What of a report is more than numbers.
-
-    Args:
-        named: so many of the skipped gaps are named.
-    """
+    """What of a report is more than numbers; so many of the skipped gaps are named."""
     for gap in report.skipped[:named]:
         times = {name: format_time(gap[name]) for name in _TIMES if name in gap}
         yield warning("gap skipped", **gap | times)
@@ -129,6 +109,9 @@ def rows_of_the_future(rows: int, seconds: float) -> Log:
 _MANY_BEGIN_ABOVE = 1_000
 """Aggregates without their first version from which on that is said."""
 
+_GAPS_A_MINUTE = 100
+"""Skipped gaps that are named, each in a line of its own."""
+
 _OPENED_EVERY = 60.0
 """Seconds between two lines about gaps that were found: late commits open and fill many."""
 
@@ -138,19 +121,18 @@ class ReportLog:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._gaps_named = Named()
+        self._may_name, self._until = 0, float("-inf")
         self._warns_at = _MANY_BEGIN_ABOVE
         self._warns_of_passed = 1
         self._opened = 0
         self._opened_at = float("-inf")
 
     def lines(self, report: Report, progress: Progress, now: float) -> Iterator[Log]:
-        """What is to be said of a report.
-
-        Args:
-            progress: with this report.
-        """
-        named = self._gaps_named.take(len(report.skipped), now)
+        """What is to be said of a report, which is in the progress already."""
+        if now >= self._until:
+            self._may_name, self._until = _GAPS_A_MINUTE, now + 60.0
+        named = min(len(report.skipped), self._may_name)
+        self._may_name -= named
         yield from of_report(report, self._config.sink.gaps_topic, named)
         self._opened += report.counts.gaps_opened
         if self._opened and now - self._opened_at >= _OPENED_EVERY:
