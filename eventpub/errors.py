@@ -108,7 +108,8 @@ class VersionConflict(EventpubError):  # noqa: N818 (the name users hold on to)
     exit_status = 1
 
 
-_TYPES = {t.__name__: t for t in (EventpubError, *EventpubError.__subclasses__())}
+_KINDS: list[type[EventpubError]] = [EventpubError, *EventpubError.__subclasses__()]
+_TYPES = {kind.__name__: kind for kind in _KINDS}
 
 
 def from_dict(data: dict[str, Any]) -> EventpubError:

@@ -190,10 +190,9 @@ class StateDir:
             os.utime(self.lock_file)
 
     def beat_at(self) -> float:
-        try:
+        with suppress(OSError):
             return self.lock_file.stat().st_mtime
-        except OSError:
-            return 0.0
+        return 0.0
 
     def clear(self) -> None:
         """Throw away what belongs to a run that is over; by who holds the lock."""

@@ -30,13 +30,12 @@ from eventpub.coordinator import wording
 from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.durable_state import DurableState, StartState
-from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.health import HERE, Health
 from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.progress import Progress, Rate, ShownLag
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.requests import Pauses, Requests
-from eventpub.coordinator.shards import Runners, Shard, has_got_on
+from eventpub.coordinator.shards import Failures, Runners, Shard, has_got_on
 from eventpub.coordinator.windows import Windows
 from eventpub.errors import EventpubError
 

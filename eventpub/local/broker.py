@@ -11,8 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, Progress, check_space, installed, maven, on_stderr, tail
-from eventpub.local.java import find_java
+from eventpub.local.downloads import (
+    MIB,
+    Progress,
+    check_space,
+    find_java,
+    installed,
+    maven,
+    on_stderr,
+    tail,
+)
 from eventpub.local.processes import Server, free_port
 
 VERSION = "4.3.1"

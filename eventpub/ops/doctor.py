@@ -18,7 +18,7 @@ from typing import Any
 
 from eventpub.config import Config
 from eventpub.errors import Check, EventpubError, SinkError, StateError, StoreError
-from eventpub.local.java import OLDEST, version_of
+from eventpub.local.downloads import OLDEST, version_of
 from eventpub.state import WITHOUT_FILES, StateDir
 
 _LITTLE_SPACE = 1 << 30

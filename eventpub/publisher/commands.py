@@ -112,11 +112,9 @@ class CommandRunner:
         self._checks_work = ChecksWork(self._assignment)
         broker_work = BrokerWork(self._assignment, prepared.topics)
         post = events.put
-        work = self._boundary_work
+        work, checks = self._boundary_work, self._checks_work
         self._boundary = Worker("eventpub-boundary", work.do, post, work.close)
-        self._checks = Worker(
-            "eventpub-checks", self._checks_work.do, post, self._checks_work.close
-        )
+        self._checks = Worker("eventpub-checks", checks.do, post, checks.close)
         self._broker = Worker("eventpub-broker", broker_work.do, post)
         self._pages = Pages(config, self, state)
 
@@ -133,9 +131,8 @@ class CommandRunner:
 
     def __exit__(self, *_: object) -> None:
         self._pages.end()
-        self._boundary.end(_WORKERS_END)
-        self._checks.end(_WORKERS_END)
-        self._broker.end(_WORKERS_END)
+        for worker in (self._boundary, self._checks, self._broker):
+            worker.end(_WORKERS_END)
 
     def show(self) -> None:
         self._state.beat()
@@ -155,14 +152,7 @@ class CommandRunner:
             self._boundary_work.use(self._assignment)
             self._checks_work.use(self._assignment)
         elif isinstance(command, e.Remember):
-            failpoint("before_remember")
-            try:
-                self._state.write(self._state.progress_file, dict(command.what), lasting=True)
-                failpoint("after_remember")
-                self._events.put(e.Written(command.what))
-                self._forget(command.then)
-            except EventpubError as error:
-                self._events.put(e.Failed(command, error))
+            self._remember(command)
         elif isinstance(command, e.Log):
             getattr(log, command.level)(command.text, **command.facts)
         elif isinstance(command, BROKER_CHECKS):
@@ -170,10 +160,18 @@ class CommandRunner:
         else:
             self._checks.put(command)
 
-    def _forget(self, former: e.ForgetFormer | None) -> None:
-        if former is not None:
-            if former.shards is not None:
-                self._state.forget_shards(former.shards)
+    def _remember(self, command: e.Remember) -> None:
+        failpoint("before_remember")
+        try:
+            self._state.write(self._state.progress_file, dict(command.what), lasting=True)
+        except EventpubError as error:
+            self._events.put(e.Failed(command, error))
+            return
+        failpoint("after_remember")
+        self._events.put(e.Written(command.what))
+        if command.then is not None:
+            if command.then.shards is not None:
+                self._state.forget_shards(command.then.shards)
             self._state.forget_former()
 
     # -- what others ask ---------------------------------------------------------------------------

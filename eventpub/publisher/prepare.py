@@ -46,13 +46,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a start has found out.
-
-    Attributes:
-        beginning: for the coordinator.
-        assignment: for runners.
-        topics: the topics' ids.
-    """
+    """What a start has found out; `topics` are the topics' ids."""
 
     start_state: StartState
     assignment: Assignment
@@ -97,6 +91,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
     if former != config.run.shards:
         # of an earlier run with this number: what the former run knows is newer
         state.forget_shards(config.run.shards)
+    sampled = before.get("newest") or []
     start_state = StartState(
         run=run,
         now=now,
@@ -110,7 +105,8 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         is_placed=is_placed,
         former_shards=None if former == config.run.shards else former,
         former_indexes=tuple(str(folder) for folder in state.former_indexes()),
-        newest=_newest(before.get("newest"), layout) or newest,
+        # of the former run, unless that has sampled by another column
+        newest=(sampled[0], sampled[1]) if sampled[2:] == [layout.sampled_by] else newest,
         server=before.get("server") or server.identity,
         until=now if available_now else None,
         is_paused=bool(before.get("is_paused")),
@@ -173,8 +169,6 @@ class _Topics:
     """What a start has found out about the topics.
 
     Attributes:
-        partitions: of each.
-        ids: by topic.
         acknowledged: next offsets that were reached, as far as they still mean something.
         is_placed: whether all that is on the topic was written with `partitions`.
     """
@@ -186,11 +180,7 @@ class _Topics:
 
 
 def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _Topics:
-    """Whether they are there, are those that were written, and are this publisher's.
-
-    Args:
-        before: what progress.json says.
-    """
+    """Whether they are there, are those that were written, and are this publisher's."""
     ends: dict[PartitionId, int] = {(t, p): end for t, p, end in before.get("ends", ())}
     layout = check_topics(
         clients,
@@ -203,12 +193,6 @@ def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _
     is_placed = _is_placed(clients, before, ids)
     check_sample(clients, sources_of(config.app.id, config.app.former_ids))
     return _Topics(layout.partitions, ids, acknowledged, is_placed)
-
-
-def _newest(found: Any, layout: Layout) -> tuple[int, int] | None:
-    """The last sample of the former run; None: there was none, or of another column."""
-    is_of_it = found is not None and found[2:] == [layout.sampled_by]
-    return (int(found[0]), int(found[1])) if is_of_it else None
 
 
 def _is_placed(clients: Clients, before: dict[str, Any], ids: dict[str, str]) -> bool:

@@ -42,8 +42,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class Publisher:
-    """See the module; `run` is its whole life."""
-
     def __init__(
         self, config: Config, available_now: bool, on_progress: Callable[[Progress], None]
     ) -> None:

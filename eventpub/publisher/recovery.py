@@ -22,8 +22,6 @@ from eventpub.sink import check_sides, oldest_events, sources_of, topic_ids, vis
 from eventpub.sources.base import BEGINNING
 from eventpub.state import StateDir
 
-"""The position before every event: 1970."""
-
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 
 from eventpub import config
 from eventpub.private_apis import bulk
-from eventpub.private_apis.client_log import TransactionLog
+from eventpub.private_apis.bulk import TransactionLog
 from eventpub.sink import faults
 from eventpub.sink.client_settings import (
     FETCH_LITTLE,
