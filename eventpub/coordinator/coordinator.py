@@ -9,7 +9,7 @@ for, and then asks each part what follows (`_go_on`):
 - `Windows`: how far the table is read;
 - `Recounting`: what is counted again, and what shards compare because of it;
 - `DatabaseChanges`: what polls and samples show of the database;
-- `Checks`: what is checked once a second;
+- `Schedule`: what is checked once a second;
 - `Requests`: what users ask of shards;
 - `DurableState`: what must outlive the process;
 - `Pauses`: whether nothing is published for now;
@@ -27,10 +27,9 @@ from eventpub.channel import Ended, Folding, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator import wording
-from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.durable_state import DurableState, StartState
-from eventpub.coordinator.health import HERE, Health
+from eventpub.coordinator.health import HERE, Health, Schedule
 from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.progress import Progress, Rate, ShownLag
 from eventpub.coordinator.recounting import Recounting
@@ -81,7 +80,7 @@ class Coordinator:
             do,
             is_fatal=config.recount.rows_in_past == "stop",
         )
-        self._checks = Checks(config.sink.delivery == "exactly_once")
+        self._schedule = Schedule(config.sink.delivery == "exactly_once")
         self._report_log, self._fold_log = wording.ReportLog(config), wording.FoldLog()
         self._handlers = self._handlers_by_type()
 
@@ -97,7 +96,7 @@ class Coordinator:
             e.Tick: self._ticked,
             e.Sampled: self._sampled,
             e.LagMeasured: self._lag_measured,
-            e.TopicChecked: lambda *_: self._checks.is_done(e.CheckTopic),
+            e.TopicChecked: lambda *_: self._schedule.is_done(e.CheckTopic),
             e.TableChecked: self._table_checked,
             e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
@@ -146,7 +145,7 @@ class Coordinator:
         due = [*self.runners.due_at(), *self.windows.due_at()]
         # what was due by the last event was seen to then; a second's work waits for a tick
         later = [at for at in due if at > self.seen_at]
-        return max(0.0, min([*later, self._checks.second_at]) - now)
+        return max(0.0, min([*later, self._schedule.second_at]) - now)
 
     def _go_on(self, now: float) -> None:
         """What follows from how things are, whatever has happened."""
@@ -175,7 +174,7 @@ class Coordinator:
     def _runner_ended(self, event: Ended, now: float) -> None:
         if event.error is not None:
             self._requests.runner_failed(self.shards[event.shard], event.error)
-            self._checks.met(event.error, now)
+            self._schedule.met(event.error, now)
         self._fold_log.forget(event.shard)
         self.runners.ended(event, now)
 
@@ -214,7 +213,7 @@ class Coordinator:
         self.durable.take(self.shards, report, self._recounting)
         self._failures.is_well(shard.number, now, has_progressed=has_got_on(report))
         if report.counts.rows or report.published:
-            self._checks.had_rows(now)
+            self._schedule.had_rows(now)
         self.progress.add(report, HERE)
         self.progress.position = self.durable.position
         self._recounting.compared([s.report for s in self.shards if s.report is not None])
@@ -287,13 +286,13 @@ class Coordinator:
 
     def _ticked(self, event: e.Tick, now: float) -> None:
         del event
-        if self.runners.is_stopping or not self._checks.is_second(now):
+        if self.runners.is_stopping or not self._schedule.is_second(now):
             return
         self._recounting.second(now)
         self._count(now)
         durable, progress = self.durable, self.progress
         position = durable.position, progress.rows_read
-        for command in self._checks.due(
+        for command in self._schedule.due(
             now, progress.time, position, durable.acknowledged, self.shards
         ):
             self._do(command)
@@ -308,7 +307,7 @@ class Coordinator:
         if above is not None:
             self._do(e.Sample(above))
             return
-        self._checks.is_done(e.Sample)
+        self._schedule.is_done(e.Sample)
         self._failures.is_done(e.Sample)
         error = self.changes.sampled(event, now)
         self.health.mark("times", self.changes.odd_times(now), now)
@@ -316,7 +315,7 @@ class Coordinator:
             self.runners.stop(error, now)
 
     def _lag_measured(self, event: e.LagMeasured, now: float) -> None:
-        self._checks.is_done(e.MeasureLag)
+        self._schedule.is_done(e.MeasureLag)
         self._failures.is_done(e.MeasureLag)
         self.lag.measured(event, self.durable.position, now)
 
@@ -340,8 +339,8 @@ class Coordinator:
 
     def _failed(self, event: e.Failed, now: float) -> None:
         command, error = event.command, event.error
-        self._checks.is_done(type(command))
-        self._checks.met(error, now)
+        self._schedule.is_done(type(command))
+        self._schedule.met(error, now)
         if isinstance(command, e.Poll):
             self.windows.polling.failed(now)
             if error.code == "store.moved":

@@ -1,4 +1,4 @@
-"""What the log says of a shard's report and of the boundary: lines, not decisions."""
+"""What the log says of shards' reports, and of how far they have read back: no decisions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ from eventpub.channel import Folding, Report
 from eventpub.config import Config, format_time
 from eventpub.coordinator.events import Log
 from eventpub.coordinator.progress import Progress
-
-WATERMARK = {
-    "denied": "the account may not see open transactions, so the boundary is the database's time"
-    " minus read.delay; late commits are still found (to make them visible: GRANT PROCESS ON *.*)",
-    "stale": "no fresh answer about open transactions, since another client polls"
-    " information_schema.innodb_trx too often; the boundary is the database's time minus"
-    " read.delay; late commits are still found",
-}
-"""By state of the watermark, where it cannot see."""
-
 
 _TIMES = ("first_seen", "skipped_at")
 
@@ -61,51 +51,6 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         yield warning("holds ended: the events above the gap were deleted", count=count)
 
 
-def another_server(before: str, now: str) -> Log:
-    text = (
-        "another database server answers now: events only it has are published, those only the"
-        " old one had stay on the topic, and versions that differ become dead letters;"
-        " `eventpub verify` compares everything"
-    )
-    return warning(text, before=before, now=now)
-
-
-def clock_stepped(seconds: float, position: int) -> Log:
-    """The database's clock was set; back, where seconds are below 0."""
-    text = "the database's clock went back: until it catches up, the recount finds new rows"
-    if seconds > 0:
-        text = "the database's clock went ahead of this machine's: its seconds are counted again"
-    return warning(text, seconds=abs(round(seconds, 3)), position=format_time(position))
-
-
-def first_versions_missing(aggregates: int, first_version: int) -> Log:
-    text = (
-        "very many aggregates begin above the first version and wait for it: either"
-        " store.first_version is wrong, or the first events were archived (read.start excludes"
-        " events created before a time)"
-    )
-    return warning(text, aggregates=aggregates, first_version=first_version)
-
-
-def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str) -> Log:
-    text = (
-        "rows older than recount.horizon were committed only now; those among the newest ids are"
-        " published, others may be missed: if writers' sessions use another time zone, set"
-        " store.time_zone to it; if transactions last that long, raise recount.horizon above that"
-    ) + ", or GRANT PROCESS" * (watermark == "denied")
-    seconds = round((now - oldest) / 1e6)
-    facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}
-    return warning(text, code="store.rows_in_past", **facts)
-
-
-def rows_of_the_future(rows: int, seconds: float) -> Log:
-    text = (
-        "the newest event lies in the future and is published when its time comes; if writers'"
-        " sessions use another time zone, set store.time_zone to it"
-    )
-    return warning(text, code="store.rows_in_future", rows=rows, seconds=round(seconds))
-
-
 _MANY_BEGIN_ABOVE = 1_000
 """Aggregates without their first version from which on that is said."""
 
@@ -142,7 +87,13 @@ class ReportLog:
         begin_above, passed_over = progress.begin_above, progress.without_identity
         if begin_above >= self._warns_at:
             self._warns_at = 10 * begin_above
-            yield first_versions_missing(begin_above, self._config.store.first_version)
+            text = (
+                "very many aggregates begin above the first version and wait for it: either"
+                " store.first_version is wrong, or the first events were archived (read.start"
+                " excludes events created before a time)"
+            )
+            first = self._config.store.first_version
+            yield warning(text, aggregates=begin_above, first_version=first)
         if passed_over >= self._warns_of_passed:
             self._warns_of_passed = 10 * passed_over
             text = "rows without aggregate_id or version are skipped (store.without_identity)"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from eventpub.errors import LocalError
@@ -203,6 +204,28 @@ def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> Non
             suggestion="check the network connection and the proxy settings (https_proxy), then "
             "start again; what is cached stays",
             retriable=True,
+        )
+
+
+def run_once(command: Sequence[str], text: str = "") -> None:
+    """Runs a command that prepares a server's first data; `text` is its input."""
+    # in a folder of its own: a MariaDB that starts removes the temporary tables of all in its own
+    with TemporaryDirectory(prefix="eventpub-") as temporary:
+        answer = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env={**os.environ, "TMPDIR": temporary},
+        )
+    if answer.returncode != 0:
+        raise LocalError(
+            "local.start_failed",
+            "the server's data could not be initialised:\n"
+            + tail(answer.stdout + answer.stderr, lines=15),
+            where=command[0],
         )
 
 
