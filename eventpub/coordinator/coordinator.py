@@ -89,7 +89,7 @@ class Coordinator:
         requests, runners = self._requests, self.runners
         return {
             Report: self._reported,
-            Folding: lambda event, _: self._fold_log.add(event),
+            Folding: lambda *_: None,
             Ended: self._runner_ended,
             e.Polled: self._polled,
             e.Counted: self._counted,
@@ -175,7 +175,6 @@ class Coordinator:
         if event.error is not None:
             self._requests.runner_failed(self.shards[event.shard], event.error)
             self._schedule.met(event.error, now)
-        self._fold_log.forget(event.shard)
         self.runners.ended(event, now)
 
     def _pause(self, event: e.PauseAsked, now: float) -> None:
@@ -199,7 +198,6 @@ class Coordinator:
 
     def _reported(self, report: Report, now: float) -> None:
         shard = self.shards[report.shard]
-        self._fold_log.forget(shard.number)
         is_first = shard.report is None
         held = self.durable.held(shard)
         begins = not shard.has_begun
@@ -298,7 +296,7 @@ class Coordinator:
             self._do(command)
         self._remember()
         self.rate.add(now, progress.published)
-        if (line := self._fold_log.line(now)) is not None:
+        if (line := self._fold_log.line(self.health.foldings(), now)) is not None:
             self._do(line)
         self._do(e.Show())
 

@@ -148,7 +148,7 @@ class Health:
         self._checks = NamedChecks([_of(shard) for shard in shards])
         self.take_recovered = self._checks.take_recovered
         self._got_on_at: float | None = None
-        self._folding: dict[int, tuple[str, float]] = {}
+        self._folding: dict[int, tuple[Folding, float]] = {}
         """By shard that reads its topic back: how far it is, and when that was reported."""
         self.errors: dict[int, ShardError] = {}
 
@@ -164,6 +164,10 @@ class Health:
             self._failed(event.command, event.error, now)
         elif isinstance(event, (Report, Folding, Ended)):
             self._heard(event, now)
+
+    def foldings(self) -> list[Folding]:
+        """How far the shards are that read their topics back."""
+        return [folding for folding, _ in self._folding.values()]
 
     def is_away(self, name: str) -> bool:
         return self._checks[name].state == "error"
@@ -188,17 +192,15 @@ class Health:
 
     def _heard(self, message: Report | Folding | Ended, now: float) -> None:
         number = message.shard
+        if isinstance(message, Folding):
+            self._folding[number] = message, now
+            return
+        self._folding.pop(number, None)
         if isinstance(message, Ended):
             if (error := message.error) is not None:
                 self.errors[number] = ShardError(error.code, error.message, HERE, now)
                 self._checks.set(f"shard {number}", "error", _text_of(error), now)
-        elif isinstance(message, Folding):
-            read, left = message.read, message.left
-            text = f"reading the topic back: {counted(read, 'record')} so far,"
-            text += f" {counted(left, 'offset')} left"
-            self._folding[number] = text, now
         else:
-            self._folding.pop(number, None)
             name = _of(self._shards[number])
             # a runner that restarts after a failure may fail at the same point again
             if has_got_on(message) or self._checks[name].message == NOT_YET:
@@ -240,8 +242,11 @@ class Health:
         return check
 
     def _of_fold(self, number: int, now: float) -> str | None:
-        text, at = self._folding.get(number, ("", -STALLED_AFTER))
-        return text if text and now - at <= STALLED_AFTER else None
+        folding, at = self._folding.get(number, (None, now))
+        if folding is None or now - at > STALLED_AFTER:
+            return None
+        read, left = counted(folding.read, "record"), counted(folding.left, "offset")
+        return f"reading the topic back: {read} so far, {left} left"
 
     def _of_index(self, check: Check, now: float) -> Check:
         rebuilt = [s.number for s in self._shards if self._of_fold(s.number, now)]

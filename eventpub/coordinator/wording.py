@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from eventpub.channel import Folding, Report
 from eventpub.config import Config, format_time
@@ -107,24 +107,16 @@ class FoldLog:
     """Says every 10 s how far it is, and when it may end."""
 
     def __init__(self) -> None:
-        self._shards: dict[int, Folding] = {}
         self._began: tuple[float, int] | None = None
         self._said = 0.0
 
-    def add(self, folding: Folding) -> None:
-        if folding.read or folding.left:
-            self._shards[folding.shard] = folding
-
-    def forget(self, shard: int) -> None:
-        self._shards.pop(shard, None)
-
-    def line(self, now: float) -> Log | None:
+    def line(self, foldings: Sequence[Folding], now: float) -> Log | None:
         """The line to log now, if any; seconds."""
-        if not self._shards:
+        read = sum(folding.read for folding in foldings)
+        left = sum(folding.left for folding in foldings)
+        if not (read or left):
             self._began = None
             return None
-        read = sum(folding.read for folding in self._shards.values())
-        left = sum(folding.left for folding in self._shards.values())
         if self._began is None:
             self._began, self._said = (now, left), now - _FOLDING_EVERY
         if now - self._said < _FOLDING_EVERY:
