@@ -102,7 +102,6 @@ class Comparison:
 
     Attributes:
         number: grows; a shard reports which it has done last.
-        buckets: their numbers; none where there is nothing to compare.
     """
 
     number: int = 0
@@ -196,16 +195,14 @@ class Report:
     """What a shard has done since its last report, and where it is now.
 
     Attributes:
-        shard: its number.
         done: number of the last window that is done.
         position: everything created at or before is accounted for.
         low: the position, or just before the shard's oldest hold; see `Beginning`.
         hidden_since: as of `Window`, of the last one.
-        holds: open holds.
         next_due: when the next hold is due; None: nothing is held.
         offsets: next offset of each of the shard's partitions.
-        counts: since the last report.
-        published: records of events made visible, since the last report; so are all that follow.
+        counts, published: rows, and records of events made visible, since the last report; so are
+            all that follow.
         folded: records that another process, or an earlier one, had published and this one read
             back into the index.
         replaced: producers that were given up after an indefinite answer or an abort.
@@ -233,7 +230,6 @@ class Report:
         repeats_after: events created later may be published again where retention has removed them,
             since neither index nor topic knows them; None: none may.
         rebuilt: what was wrong with its index, which is rebuilt from the topic; None: nothing was.
-        seconds: by step.
         took: seconds of a micro-batch from its begin until it was decided.
         latency: events published by their age when their transaction was committed, in the buckets
             of `LATENCY_BOUNDS`; none: nothing was published.
@@ -279,13 +275,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Folding:
-    """How far a shard has read its topics back into its index.
-
-    Attributes:
-        shard: its number.
-        read: records so far.
-        left: offsets that are not read yet.
-    """
+    """How far a shard has read its topics back into its index: records so far, and offsets left."""
 
     shard: int
     read: int
@@ -297,7 +287,6 @@ class Ended:
     """A shard's runner has ended: nothing of the shard is open or in work any more.
 
     Attributes:
-        shard: its number.
         error: why; None: it was asked to.
     """
 

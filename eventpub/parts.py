@@ -17,15 +17,12 @@ from eventpub.times import SYSTEM_CLOCK, Clock
 
 @dataclass(frozen=True)
 class Parts:
-    """See the module; by default those of this machine.
+    """By default those of this machine.
 
     Attributes:
-        clients: of the Kafka cluster.
         stores: opens the event table.
         watermark: makes what polls its open transactions.
         storage: where indexes are.
-        clock: the machine's.
-        read_ahead: as of `shard.prefetch`.
         failpoint: called with the name of each step, for tests that die there.
         sizes: of a transaction.
     """

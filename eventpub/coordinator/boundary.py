@@ -50,8 +50,7 @@ class PollResult:
     """What one poll says.
 
     Attributes:
-        now: the database's time, µs.
-        upper: the boundary, µs.
+        now, upper: the database's time, and the boundary, µs.
         end: of the next window, µs; None: there is nothing to read.
         is_page: whether the window is a full page, so that more follows.
         is_due: whether a hold that was asked for is due, and open transactions were polled for it.

@@ -330,7 +330,7 @@ class Coordinator:
     def _connect_anew(self, why: EventpubError, now: float) -> None:
         """All that reads the database begins again, on new connections."""
         self.runners.wait_out(why)
-        self.windows.connect_anew()
+        self.windows.polling.anew = True
         self.runners.end_all(now)
 
     # -- failures ---------------------------------------------------------------------------------

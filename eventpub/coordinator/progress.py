@@ -28,7 +28,6 @@ class Histogram:
     Attributes:
         bounds: seconds, ascending.
         counts: one more than there are bounds; not cumulative.
-        sum: of all durations, s.
     """
 
     bounds: Sequence[float]
@@ -43,11 +42,7 @@ class Histogram:
         self.sum += seconds
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add what was counted elsewhere, by the same bounds.
-
-        Args:
-            total: their sum, s.
-        """
+        """Add what was counted elsewhere, by the same bounds, and the sum of it, s."""
         if len(counts) == len(self.counts):
             self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
             self.sum += total
@@ -215,11 +210,8 @@ class ShownLag:
 
     Times are the machine's, s, where nothing else is said.
 
-    Args:
-        progress: has what was measured last.
-
     Attributes:
-        progress: as given.
+        progress: has what was measured last.
         boundary: the highest that was seen, µs on the database's clock.
     """
 
@@ -234,11 +226,7 @@ class ShownLag:
         self._at = now if self._at is None else self._at
 
     def measured(self, event: LagMeasured, position: int, now: float) -> None:
-        """The lag was measured.
-
-        Args:
-            position: everything created at or before is read by now, µs.
-        """
+        """The lag was measured; by now everything up to the position, µs, is read."""
         self.boundary = max(self.boundary, event.upper)
         self._at, self._is_measured = now, True
         seconds, events = event.seconds, event.events

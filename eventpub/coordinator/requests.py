@@ -35,7 +35,6 @@ class _Pending:
     """A request that not all of its shards have answered.
 
     Attributes:
-        is_kept: whether it was left for this publisher, so that it may wait for `resume`.
         lanes: of the runners that it was sent to, by shard.
         failures: runners that have failed with it.
         error: what the last of these has met.
@@ -84,8 +83,7 @@ class Requests:
     def receive(self, request: Request, reply: Reply, *, is_kept: bool = False) -> None:
         """Have it answered by the shard of its aggregate, a list of all of them by each.
 
-        Args:
-            is_kept: it was left for this publisher; while that is paused, it waits.
+        One that was left for this publisher (`is_kept`) waits while that is paused.
         """
         self._pending[request.id] = _Pending(request, reply, self._of(request), is_kept)
 
@@ -157,9 +155,6 @@ class Requests:
 
 class Pauses:
     """Whether nothing is published, as users have asked; a crash does not undo it.
-
-    Args:
-        is_paused, paused_by: as the former run was, and who had paused it.
 
     Attributes:
         is_paused: nothing that is not under way is published.

@@ -61,10 +61,8 @@ class Shard:
     """One shard, from the start of a run to its end. Times of the machine are seconds.
 
     Attributes:
-        number: the shard's.
         lane: of its runner; None: it has none.
         has_begun: whether that has reported, and so has read the topic back.
-        sent: windows on their way.
         is_behind: whether a window was left out, so that one is due when these are done.
         window: the number of the last window that its runner was sent.
         report: the last one; None: the shard has not said anything in this run.
@@ -102,11 +100,7 @@ class Shard:
         self.compares_since = None
 
     def failed(self, now: float, *, at_once: bool = False) -> None:
-        """Its runner has ended: another one is started, after a wait.
-
-        Args:
-            at_once: without a wait, unless one has failed before.
-        """
+        """Another runner is started after a wait; `at_once` without, unless one failed before."""
         self.start_at = now if at_once and self.failures == 0 else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
         self.failures += 1
@@ -366,11 +360,7 @@ class Runners:
         self._do(Show())
 
     def stop(self, error: EventpubError | None, now: float) -> None:
-        """Have the runners finish what they do; then it is over.
-
-        Args:
-            error: why; None: it was asked for, or everything is published.
-        """
+        """Have the runners finish what they do; then it is over, as of `Finish`."""
         if self.is_stopping:
             return
         self.is_stopping, self._error = True, error

@@ -77,7 +77,6 @@ def document(  # noqa: PLR0913 (what all of it is made of)
     Args:
         low: everything created at or before is published, µs.
         shards: what is not in the progress of each.
-        now: the machine's monotonic time, s.
     """
     progress = lag.progress
 
@@ -129,9 +128,7 @@ def _state(coordinator: Coordinator) -> str:
 def lag_seconds(coordinator: Coordinator, now: float, shard: Shard | None = None) -> float:
     """Age below the boundary of the oldest event that is not published, held ones included.
 
-    Args:
-        now: the machine's monotonic time, s.
-        shard: only of its events; at most that of the publisher.
+    Of one shard: only of its events; at most that of the publisher.
     """
     shown = coordinator.lag
     lag = shown.seconds(coordinator.durable.low, now)

@@ -70,7 +70,6 @@ class Windows:
         longest_wait: of a hold between two attempts, µs.
 
     Attributes:
-        polling: when the boundary is polled.
         planned: the end of the last window, or where the first begins, µs.
         last: the last window; None: nothing is planned yet.
     """
@@ -99,8 +98,7 @@ class Windows:
     def poll(self, now: float, *, is_paused: bool = False) -> None:
         """Poll the boundary, where that is due and shards can take what comes of it.
 
-        Args:
-            is_paused: only how far the boundary is, and what is open, is of use.
+        While the publisher is paused, only how far the boundary is, and what is open, is of use.
         """
         polling = self.polling
         if polling.is_under_way or now < polling.at:
@@ -122,9 +120,7 @@ class Windows:
     ) -> None:
         """The boundary was polled: send the window that there is now, if any.
 
-        Args:
-            uncounted_since: as of `channel.Beginning`.
-            is_paused: nothing is sent; the window is there again at the next poll.
+        While the publisher is paused nothing is sent; the window is there again at the next poll.
         """
         result = event.result
         self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
@@ -154,9 +150,6 @@ class Windows:
 
     def due_at(self) -> list[float]:
         return [self.polling.at] if self.polling.waits_for_time else []
-
-    def connect_anew(self) -> None:
-        self.polling.anew = True
 
     def begin_at(self, position: int) -> None:
         """All shards have read up to there, µs: windows begin no lower.
@@ -220,9 +213,5 @@ class Windows:
         return min(at), max([*at, self.planned])
 
     def is_reached(self, position: int) -> bool:
-        """Whether everything up to the boundary is published.
-
-        Args:
-            position: everything created at or before is, µs.
-        """
+        """Whether everything up to the boundary is published: that up to the position, µs, is."""
         return bool(self._boundary) and position >= self._boundary

@@ -45,8 +45,6 @@ class Server(ABC):
     Attributes:
         directory: its data, configuration and log; a later server may be started on it again.
         port: where it listens; stays the same over `restart`.
-        log: what it printed.
-        environment: what is added to its environment.
     """
 
     name = "server"

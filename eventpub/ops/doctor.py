@@ -128,7 +128,7 @@ def _backlog(config: Config) -> list[Check]:
 
 def _state(config: Config) -> list[Check]:
     from eventpub.parts import real_parts
-    from eventpub.publisher.recovery import require_known, require_own
+    from eventpub.publisher.prepare import require_known, require_own
 
     folder = config.app.state_dir
     checks = [state_dir(folder)]

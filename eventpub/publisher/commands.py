@@ -74,11 +74,7 @@ class StatusFile:
     def keep(
         self, found: dict[str, Any], error: EventpubError | None = None, *, is_over: bool = False
     ) -> None:
-        """Write a status down, where a check has changed, or the file is old, or it is over.
-
-        Args:
-            error: why it is over.
-        """
+        """Write a status down, where a check has changed, or the file is old, or it is over."""
         now, checks = time.monotonic(), notable(found)
         if not is_over and checks == self._checks and now - self._at < _KEPT_EVERY:
             return
