@@ -23,13 +23,17 @@ coordinator's thread."""
 # -- what happens ----------------------------------------------------------------------------------
 
 
+class Happened:
+    """An event that is not a runner's."""
+
+
 @dataclass(frozen=True)
-class Tick:
+class Tick(Happened):
     """Time has passed."""
 
 
 @dataclass(frozen=True)
-class Polled:
+class Polled(Happened):
     """The boundary was polled for what was created after `after`, µs."""
 
     after: int
@@ -37,7 +41,7 @@ class Polled:
 
 
 @dataclass(frozen=True)
-class Counted:
+class Counted(Happened):
     """Rows of buckets, as the database has them at its time `now`, µs.
 
     Attributes:
@@ -52,7 +56,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(Happened):
     """The rows with the newest ids.
 
     Attributes:
@@ -67,7 +71,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class LagMeasured:
+class LagMeasured(Happened):
     """How far the `position` of that moment is below the boundary `upper`, both µs."""
 
     position: int
@@ -77,12 +81,12 @@ class LagMeasured:
 
 
 @dataclass(frozen=True)
-class TopicChecked:
+class TopicChecked(Happened):
     """The topic is the same, and no other publisher writes to it."""
 
 
 @dataclass(frozen=True)
-class TableChecked:
+class TableChecked(Happened):
     """What the event table looks like now, and how many rows its times keep from being read."""
 
     layout: Layout
@@ -90,20 +94,20 @@ class TableChecked:
 
 
 @dataclass(frozen=True)
-class OpenChecked:
+class OpenChecked(Happened):
     """Whether what was published last is kept from consumers."""
 
     is_left_open: bool
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(Happened):
     command: Command
     error: EventpubError
 
 
 @dataclass(frozen=True)
-class RequestReceived:
+class RequestReceived(Happened):
     """A client requests something that shards carry out."""
 
     request: Request
@@ -111,12 +115,12 @@ class RequestReceived:
 
 
 @dataclass(frozen=True)
-class Withdrawn:
+class Withdrawn(Happened):
     id: str
 
 
 @dataclass(frozen=True)
-class PauseAsked:
+class PauseAsked(Happened):
     """A client asks to pause publishing, or to resume it.
 
     Attributes:
@@ -132,41 +136,29 @@ class PauseAsked:
 
 
 @dataclass(frozen=True)
-class Written:
+class Written(Happened):
     """What was to be remembered is."""
 
     what: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class StopAsked:
+class StopAsked(Happened):
     """The publisher is to stop."""
 
 
-Event: TypeAlias = (
-    FromRunner
-    | Tick
-    | Polled
-    | Counted
-    | Sampled
-    | LagMeasured
-    | TopicChecked
-    | TableChecked
-    | OpenChecked
-    | Failed
-    | RequestReceived
-    | Withdrawn
-    | PauseAsked
-    | Written
-    | StopAsked
-)
+Event: TypeAlias = FromRunner | Happened
 
 
 # -- what is to be done ----------------------------------------------------------------------------
 
 
+class Command:
+    """What a worker, a runner, the disk or the log is to do."""
+
+
 @dataclass(frozen=True)
-class Poll:
+class Poll(Command):
     """Poll the boundary, as of `Boundary.poll`.
 
     Attributes:
@@ -181,7 +173,7 @@ class Poll:
 
 
 @dataclass(frozen=True)
-class Count:
+class Count(Command):
     """Count the rows of buckets, each up to a position, µs; see `Counted`."""
 
     buckets: tuple[int, ...]
@@ -191,14 +183,14 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Command):
     """Read the rows with the newest ids; or all above one."""
 
     above: int | None = None
 
 
 @dataclass(frozen=True)
-class MeasureLag:
+class MeasureLag(Command):
     """Measure how far the position, µs, is below the boundary; so many rows are read so far."""
 
     position: int
@@ -206,7 +198,7 @@ class MeasureLag:
 
 
 @dataclass(frozen=True)
-class CheckTopic:
+class CheckTopic(Command):
     """Check whether the topic is the same, and whether others have written to partitions in which
     this publisher has not written for a while, which end there.
     """
@@ -215,19 +207,19 @@ class CheckTopic:
 
 
 @dataclass(frozen=True)
-class CheckTable:
+class CheckTable(Command):
     """Read the event table's layout again."""
 
 
 @dataclass(frozen=True)
-class CheckOpen:
+class CheckOpen(Command):
     """Check whether consumers see all up to these ends."""
 
     ends: Mapping[PartitionId, int]
 
 
 @dataclass(frozen=True)
-class StartRunner:
+class StartRunner(Command):
     """Start a runner of a shard, whose work comes by the lane."""
 
     shard: int
@@ -236,7 +228,7 @@ class StartRunner:
 
 
 @dataclass(frozen=True)
-class Reassign:
+class Reassign(Command):
     """Runners that start from now on read the table as it is now."""
 
     layout: Layout
@@ -250,7 +242,7 @@ class ForgetFormer:
 
 
 @dataclass(frozen=True)
-class Remember:
+class Remember(Command):
     """Write down, for good, where the publisher is; then forget what is no longer needed."""
 
     what: Mapping[str, Any]
@@ -258,39 +250,23 @@ class Remember:
 
 
 @dataclass(frozen=True)
-class Show:
+class Show(Command):
     """Show the progress."""
 
 
 @dataclass(frozen=True)
-class Log:
+class Log(Command):
     level: Literal["info", "warning"]
     text: str
     facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Finish:
+class Finish(Command):
     """The run is over: why; None: it was asked for, or everything is published."""
 
     error: EventpubError | None = None
 
-
-Command: TypeAlias = (
-    Poll
-    | Count
-    | Sample
-    | MeasureLag
-    | CheckTopic
-    | CheckTable
-    | CheckOpen
-    | StartRunner
-    | Reassign
-    | Remember
-    | Show
-    | Log
-    | Finish
-)
 
 Do: TypeAlias = Callable[[Command], None]
 """Takes what is to be done, in order."""

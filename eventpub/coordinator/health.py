@@ -66,7 +66,7 @@ State = Literal["ok", "warn", "error"]
 
 
 @dataclass(frozen=True)
-class Check:
+class NamedCheck:
     """The current state of one check. Times are the machine's, s.
 
     Attributes:
@@ -97,11 +97,11 @@ class NamedChecks:
 
     def __init__(self, shards: Sequence[str], now: float = 0.0) -> None:
         names = ["database", "boundary", "publishing", *shards, "index", "broker"]
-        self._checks = {name: Check(name, "error", NOT_YET, now) for name in names}
-        self._checks |= {name: Check(name, "ok", "", now) for name in ("recount", "times")}
+        self._checks = {name: NamedCheck(name, "error", NOT_YET, now) for name in names}
+        self._checks |= {name: NamedCheck(name, "ok", "", now) for name in ("recount", "times")}
         self._recovered: list[tuple[str, float]] = []
 
-    def __getitem__(self, name: str) -> Check:
+    def __getitem__(self, name: str) -> NamedCheck:
         return self._checks[name]
 
     def begin(self, now: float) -> None:
@@ -113,14 +113,14 @@ class NamedChecks:
             self._recovered.append((name, now - before.last_ok))
         since = before.since if before.state == state else now
         last_ok = now if state == "ok" else before.last_ok
-        self._checks[name] = Check(name, state, message, since, last_ok)
+        self._checks[name] = NamedCheck(name, state, message, since, last_ok)
 
     def take_recovered(self) -> list[tuple[str, float]]:
         """The checks that were wrong and are ok now, each with how long they were, s; once."""
         found, self._recovered = self._recovered, []
         return found
 
-    def now(self, now: float, limits: Mapping[str, float]) -> dict[str, Check]:
+    def now(self, now: float, limits: Mapping[str, float]) -> dict[str, NamedCheck]:
         """All of them; one that was ok and not heard of for longer than its limit, s, is not."""
         found = dict(self._checks)
         for name, limit in limits.items():
@@ -211,7 +211,7 @@ class Health:
 
     def checks(
         self, now: float, unread_seconds: float, *, paused_by: str | None = None
-    ) -> list[Check]:
+    ) -> list[NamedCheck]:
         """All checks as of now; only for the loop, since it reads what the loop changes.
 
         Args:
@@ -227,7 +227,7 @@ class Health:
         found["publishing"] = self._checks["publishing"]
         return list(found.values())
 
-    def _of_shard(self, shard: Shard, check: Check, now: float) -> Check:
+    def _of_shard(self, shard: Shard, check: NamedCheck, now: float) -> NamedCheck:
         folding = self._of_fold(shard.number, now)
         if folding is not None:
             return replace(check, state="warn", message=folding)
@@ -248,7 +248,7 @@ class Health:
         read, left = counted(folding.read, "record"), counted(folding.left, "offset")
         return f"reading the topic back: {read} so far, {left} left"
 
-    def _of_index(self, check: Check, now: float) -> Check:
+    def _of_index(self, check: NamedCheck, now: float) -> NamedCheck:
         rebuilt = [s.number for s in self._shards if self._of_fold(s.number, now)]
         if check.state != "ok" or not rebuilt:
             return check
@@ -256,7 +256,7 @@ class Health:
         return replace(check, state="warn", message=text)
 
     def _publishing(
-        self, found: dict[str, Check], now: float, unread_seconds: float, paused_by: str | None
+        self, found: dict[str, NamedCheck], now: float, unread_seconds: float, paused_by: str | None
     ) -> tuple[State, str]:
         got_on_at = now if self._got_on_at is None else self._got_on_at
         if paused_by is not None:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.health import STALLED_AFTER, Check
+from eventpub.coordinator.health import STALLED_AFTER, NamedCheck
 from eventpub.coordinator.progress import Rate, ShownLag
 from eventpub.coordinator.shards import Shard
 from eventpub.log import dropped
@@ -68,7 +68,7 @@ def document(  # noqa: PLR0913 (what all of it is made of)
     rate: Rate,
     low: int,
     *,
-    checks: Iterable[Check],
+    checks: Iterable[NamedCheck],
     shards: Iterable[dict[str, Any]],
     now: float,
 ) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def document(  # noqa: PLR0913 (what all of it is made of)
     """
     progress = lag.progress
 
-    def of_check(check: Check) -> dict[str, Any]:
+    def of_check(check: NamedCheck) -> dict[str, Any]:
         times = {"since": unix(check.since, now), "last_ok": unix(check.last_ok, now)}
         return asdict(check) | times
 
