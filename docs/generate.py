@@ -22,7 +22,7 @@ import click  # noqa: E402
 
 from eventpub.cli import eventpub  # noqa: E402
 from eventpub.ops.metrics import METRICS, Metric  # noqa: E402
-from eventpub.settings_keys import KEYS, SECTIONS  # noqa: E402
+from eventpub.settings import KEYS, SECTIONS  # noqa: E402
 
 _CONFIGURATION = """\
 # Configuration

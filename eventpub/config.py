@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from eventpub import config_values as form
+from eventpub.config_values import refused_property, refused_spark_property
 from eventpub.errors import ConfigError
-from eventpub.properties import refused_property, refused_spark_property
 from eventpub.times import format_duration, format_time, parse_time
 
 __all__ = ["Config", "contradictions", "format_duration", "format_time", "parse_time"]

@@ -108,29 +108,14 @@ class VersionConflict(EventpubError):  # noqa: N818 (the name users hold on to)
     exit_status = 1
 
 
-_TYPES: dict[str, type[EventpubError]] = {
-    t.__name__: t
-    for t in (
-        EventpubError,
-        ConfigError,
-        StoreError,
-        SinkError,
-        StateError,
-        LocalError,
-        VersionConflict,
-    )
-}
+_KINDS: list[type[EventpubError]] = [EventpubError, *EventpubError.__subclasses__()]
+_TYPES = {kind.__name__: kind for kind in _KINDS}
 
 
 def from_dict(data: dict[str, Any]) -> EventpubError:
     """The error that `EventpubError.to_dict` described."""
-    return _TYPES.get(data["type"], EventpubError)(
-        data["code"],
-        data["message"],
-        where=data["where"],
-        suggestion=data["suggestion"],
-        retriable=data["retriable"],
-    )
+    fields = {name: data[name] for name in ("where", "suggestion", "retriable")}
+    return _TYPES.get(data["type"], EventpubError)(data["code"], data["message"], **fields)
 
 
 def words_of(error: BaseException) -> str:

@@ -43,8 +43,7 @@ class Lines(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dropped = 0
-        self._dropped_before = 0
+        self.dropped = self._dropped_before = 0
         self._waiting = 0
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._count = threading.Lock()
@@ -81,14 +80,10 @@ class Lines(logging.Handler):
                 new, is_over = self.dropped - self._dropped_before, not self._waiting
             if new and is_over:
                 self._dropped_before += new
-                self._report_dropped(new)
-
-    def _report_dropped(self, lines: int) -> None:
-        text = "log lines were dropped: stderr was not drained for too long"
-        record = logging.LogRecord(
-            "eventpub.log", logging.WARNING, __file__, 0, f"{lines} {text}", None, None
-        )
-        self.write(self.format(record) + "\n")  # not by a logger, whose lock `close` may hold
+                text = f"{new} log lines were dropped: stderr was not drained for too long"
+                facts = {"name": "eventpub.log", "levelno": logging.WARNING, "levelname": "WARNING"}
+                record = logging.makeLogRecord({**facts, "msg": text})
+                self.write(self.format(record) + "\n")  # `close` may hold a logger's lock
 
     def flush(self) -> None:
         deadline = time.monotonic() + _WRITTEN_WITHIN
@@ -141,7 +136,6 @@ def write(text: str) -> None:
 
 
 def _without_py4j(record: logging.LogRecord) -> bool:
-    """It logs by the root's logger, too, whatever else is said of the error."""
     return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
@@ -159,10 +153,8 @@ def _report_unraisable(found: sys.UnraisableHookArgs) -> None:
     )
 
 
-def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    record = event.pop("_record", None)
-    hidden: dict[str, Any] = mask_all(event)
-    return hidden if record is None else hidden | {"_record": record}
+def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
+    return {name: v if name == "_record" else mask_all(v) for name, v in event.items()}
 
 
 def configure(style: str, level: int = logging.INFO) -> None:
@@ -198,22 +190,16 @@ def configure(style: str, level: int = logging.INFO) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    global _lines, _is_json  # noqa: PLW0603 (one process has one stderr)
-    if _lines is None:
-        _lines = Lines()
-    handler, _is_json = _lines, not text
-    handler.setFormatter(
+    global _lines, _is_json
+    _lines, _is_json = _lines or Lines(), not text
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    _lines.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                _masked,
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                renderer,
-            ],
+            foreign_pre_chain=shared, processors=[_masked, remove_meta, renderer]
         )
     )
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [_lines]
     logging.captureWarnings(True)
     sys.unraisablehook = _report_unraisable
     root.setLevel(level)

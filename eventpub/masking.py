@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
@@ -98,7 +99,7 @@ def _as_written() -> tuple[re.Pattern[str] | None, list[str]]:
         if _forms is None:
             secrets = {*_lasting, *_passing}
             words = {s for s in secrets if _AN_ORDINARY_WORD.fullmatch(s)}
-            ways = (str, _quoted, quote_plus, unquote)
+            ways = (str, partial(quote, safe=""), quote_plus, unquote)
             forms = {how(s) for s in secrets - words for how in ways}
             forms |= {repr(form)[1:-1] for form in forms}
             _forms = _in_place(words), sorted(forms, key=len, reverse=True)
@@ -115,10 +116,6 @@ def _in_place(words: set[str]) -> re.Pattern[str] | None:
 
 _NAMES = ("password", "passwd", "pwd", "secret", "token", "bearer")
 _SIGNS = ("=", ":", ": ", " ", '="', "='", '": "', "': '")
-
-
-def _quoted(secret: str) -> str:
-    return quote(secret, safe="")
 
 
 def mask_url(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from eventpub.clock import SYSTEM_CLOCK, Clock
 from eventpub.config import Config
 from eventpub.failpoint import failpoint
 from eventpub.index.database import ROCKSDB, Storage
@@ -13,19 +12,17 @@ from eventpub.shard.pace import Sizes
 from eventpub.shard.prefetch import ReadAhead, read_ahead
 from eventpub.sink.client import Clients
 from eventpub.sources.mysql import EventStore, Watermark
+from eventpub.times import SYSTEM_CLOCK, Clock
 
 
 @dataclass(frozen=True)
 class Parts:
-    """See the module; by default those of this machine.
+    """By default those of this machine.
 
     Attributes:
-        clients: of the Kafka cluster.
         stores: opens the event table.
         watermark: makes what polls its open transactions.
         storage: where indexes are.
-        clock: the machine's.
-        read_ahead: as of `shard.prefetch`.
         failpoint: called with the name of each step, for tests that die there.
         sizes: of a transaction.
     """

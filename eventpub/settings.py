@@ -9,6 +9,7 @@ secret appears in any message.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import re
 import tomllib
@@ -16,19 +17,90 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import SecretStr, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 
 from eventpub import masking
 from eventpub.config import Config, contradictions
+from eventpub.config_values import FILE_SUFFIX, is_secret_property
 from eventpub.errors import ConfigError
-from eventpub.properties import FILE_SUFFIX, is_secret_property
-from eventpub.settings_keys import KEYS, MAPS, PREFIX, SECTIONS, is_secret, meant_by, split
 from eventpub.times import format_duration
 
+PREFIX = "EVENTPUB_"
 _DEFAULT_FILE = Path("eventpub.toml")
 _Source = Iterable[tuple[str, Any, str]]
+
+
+# --- keys
+
+
+class Key(NamedTuple):
+    """One key, as the documentation and `config show` see it.
+
+    Args:
+        name: "store.columns.id"
+        variable: its environment variable.
+        info: its type, default and meaning.
+        is_map: it holds properties of a library, under names of their own.
+        default: as the file would write it; None where there is none.
+    """
+
+    name: str
+    variable: str
+    info: FieldInfo
+    is_map: bool
+    default: Any
+
+
+def effective(config: Config) -> dict[str, Any]:
+    """Every key's value as the file would write it; secrets are masked."""
+    return dict(_leaves(config.model_dump(mode="json")))
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+_NEEDED = {"app": {"id": "-"}, "store": {"url": "mysql+pymysql://-/-"}, "sink": {"topic": "-"}}
+_DEFAULTS = effective(Config.model_validate(_NEEDED))
+
+
+def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+    for field, info in model.model_fields.items():
+        name, kind = f"{prefix}{field}", info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _walk(kind, f"{name}.")
+        else:
+            variable = PREFIX + name.upper().replace(".", "__")
+            default = None if info.is_required() else _DEFAULTS.get(name)
+            yield Key(name, variable, info, field == "properties", default)
+
+
+KEYS: dict[str, Key] = {key.name: key for key in _walk(Config)}
+SECTIONS: tuple[str, ...] = tuple(dict.fromkeys(name.rpartition(".")[0] for name in KEYS))
+MAPS: tuple[str, ...] = tuple(name for name, key in KEYS.items() if key.is_map)
+_VARIABLES = {key.variable: key.name for key in KEYS.values()}
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A key's section and the rest; a property's name, which may have dots, is one."""
+    section = next((m for m in MAPS if name.startswith(f"{m}.")), name.rpartition(".")[0])
+    return section, name.removeprefix(f"{section}.")
+
+
+def _is_secret(name: str) -> bool:
+    if name in KEYS:
+        return "SecretStr" in str(KEYS[name].info.annotation)
+    return is_secret_property(name)
+
+
+# --- loading
 
 
 class CombinedConfigError(ConfigError):
@@ -96,8 +168,8 @@ def load(  # noqa: PLR0913 (one a source)
     config = table.validated()
     if config is None or table.problems:
         raise CombinedConfigError(table.problems) if table.problems[1:] else table.problems[0]
-    defaults = {name: "default" for name, key in KEYS.items() if not key.is_map}
-    return Loaded(config, defaults | table.origins, named if is_read else None)
+    origins = {name: "default" for name, key in KEYS.items() if not key.is_map} | table.origins
+    return Loaded(config, origins, named if is_read else None)
 
 
 def read_file(file: Path, key: str) -> str:
@@ -116,9 +188,6 @@ def read_file(file: Path, key: str) -> str:
             where=key,
             suggestion="name a file that the account that runs eventpub can read",
         ) from None
-
-
-# --- sources
 
 
 def _read_secret(file: Path, key: str) -> masking.FileSecret:
@@ -156,24 +225,19 @@ _OF_OTHERS = re.compile(
     r"|(\w+_)?PORT=(tcp|udp)://)"
 )
 """No keys: what is read elsewhere, and what Kubernetes sets for a service called "eventpub"."""
-_IN_WRONG_CASE = re.compile(rf"{PREFIX}[a-z]+__", re.IGNORECASE)
-"""Only with two underscores: `eventpub_home` may be a shell's own."""
+_OURS = re.compile(rf"{PREFIX}|(?i:{PREFIX}[a-z]+__)")
+"""In another case only with two underscores: `eventpub_home` may be a shell's own."""
 
 
 def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    keys = {key.variable: key for key in KEYS.values()}
     for variable, value in sorted(environ.items()):
-        if variable.startswith(PREFIX):
-            is_ours = not _OF_OTHERS.match(f"{variable}={value}")
-        else:
-            is_ours = _IN_WRONG_CASE.match(variable) is not None
-        if not is_ours:
+        if not _OURS.match(variable) or _OF_OTHERS.match(f"{variable}={value}"):
             continue
         owner, is_property, prop = variable.partition("PROPERTIES__")
-        if is_property and (key := keys.get(f"{owner}PROPERTIES")):
-            name = f"{key.name}.{prop.lower().replace('_', '.')}"
+        if is_property and (section := _VARIABLES.get(f"{owner}PROPERTIES")):
+            name = f"{section}.{prop.lower().replace('_', '.')}"
         else:
-            name = keys[variable].name if variable in keys else variable
+            name = _VARIABLES.get(variable, variable)
         yield name, value, f"env {variable}"
 
 
@@ -209,11 +273,11 @@ class _Table:
         if name in MAPS and isinstance(value, str):
             with contextlib.suppress(ValueError, RecursionError):
                 value = json.loads(value)
-        is_property = split(name)[0] in MAPS
-        if isinstance(value, dict) and (name in SECTIONS or name in MAPS or is_property):
+        is_table, is_property = name in SECTIONS or name in MAPS, _split(name)[0] in MAPS
+        if isinstance(value, dict) and (is_table or is_property):
             for key, inner in value.items():
                 self._put(f"{name}.{key}", inner, origin)
-        elif name in SECTIONS or name in MAPS:
+        elif is_table:
             self._refuse(
                 "config.invalid_value",
                 f"{name} ({origin}) is a table, not a value",
@@ -226,23 +290,8 @@ class _Table:
                 masking.remember(secret)
             self._values[name], self.origins[name] = value, origin
         else:
-            self._refuse_unknown(name, origin)
-
-    def _refuse_unknown(self, name: str, origin: str) -> None:
-        is_variable = origin.startswith("env ")
-        written = name.removeprefix(PREFIX).replace("__", ".") if is_variable else name
-        near = meant_by(written.lower())
-        if is_variable and near is not None and near in KEYS:
-            advice = f"did you mean {KEYS[near].variable}?"
-        elif is_variable:
-            advice = "unset it; names are EVENTPUB_<SECTION>__<KEY>, with two underscores between"
-        elif near is not None:
-            advice = f"did you mean {near if near in KEYS else f'[{near}]'}?"
-        else:
-            known = [key for key in KEYS if split(key)[0] == split(name)[0]] or SECTIONS
-            advice = f"known are {', '.join(known)}"
-        message = f"there is no configuration key {name} ({origin})"
-        self._refuse("config.unknown_key", message, name, fix=advice)
+            message = f"there is no configuration key {name} ({origin})"
+            self._refuse("config.unknown_key", message, name, fix=_meant(name, origin))
 
     def _refuse(self, code: str, message: str, key: str, *, fix: str) -> None:
         self.problems.append(ConfigError(code, message, where=key, suggestion=fix))
@@ -253,18 +302,17 @@ class _Table:
         Other machines need not have the file. The content of any is taken for a secret.
         """
         for key, file in [*self._values.items()]:
-            is_property = split(key)[0] == "sink.properties"
+            is_property = _split(key)[0] == "sink.properties"
             meant = key.removesuffix(FILE_SUFFIX if is_property else "_file")
             is_named = meant != key and (is_property or (meant in KEYS and file != ""))
             if not is_named or not isinstance(file, str):
                 continue
             del self._values[key]
+            if meant in self._values:
+                both = f"both {meant} and {key} are set"
+                self._refuse("config.contradiction", both, key, fix="keep one of the two")
+                continue
             try:
-                if meant in self._values:
-                    both = f"both {meant} and {key} are set"
-                    raise ConfigError(
-                        "config.contradiction", both, where=key, suggestion="keep one of the two"
-                    )
                 secret = _read_secret(Path(file), key)
             except ConfigError as problem:
                 self.problems.append(problem)
@@ -276,7 +324,7 @@ class _Table:
         self._read_secret_files()
         nested: dict[str, Any] = {s: {} for s in SECTIONS if "." not in s}
         for key, value in self._values.items():
-            section, name = split(key)
+            section, name = _split(key)
             target = nested
             for part in section.split("."):
                 target = target.setdefault(part, {})
@@ -313,6 +361,28 @@ class _Table:
             )
 
 
+def _meant(name: str, origin: str) -> str:
+    """What a wrong name was meant for: a key or section of another section, or a misspelt one."""
+    is_variable = origin.startswith("env ")
+    written = name.removeprefix(PREFIX).replace("__", ".") if is_variable else name
+    known = {key: key for key in (*KEYS, *SECTIONS)}
+    by_last = {key.rpartition(".")[2]: key for key in reversed(KEYS)}
+    wrong = written.lower()
+    last = wrong.rpartition(".")[2]
+    near = known.get(wrong) or by_last.get(last)
+    for names, text in ((known, wrong), (by_last, last)):
+        if near is None and (found := difflib.get_close_matches(text, names, n=1, cutoff=0.75)):
+            near = names[found[0]]
+    if is_variable and near in KEYS:
+        return f"did you mean {KEYS[near].variable}?"
+    if is_variable:
+        return "unset it; names are EVENTPUB_<SECTION>__<KEY>, with two underscores between"
+    if near is not None:
+        return f"did you mean {near if near in KEYS else f'[{near}]'}?"
+    beside = [key for key in KEYS if _split(key)[0] == _split(name)[0]]
+    return f"known are {', '.join(beside or SECTIONS)}"
+
+
 _WANTED = {
     "int": "a whole number",
     "finite": "a whole number",
@@ -341,7 +411,7 @@ def _wanted(detail: Mapping[str, Any], key: str) -> str:
 
 
 def _quoted(key: str, value: Any) -> str:
-    if is_secret(key):
+    if _is_secret(key):
         return masking.MASK
     text = masking.mask_url(json.dumps(value, default=str, ensure_ascii=False))
     return text if len(text) <= 120 else f"{text[:117]}…"
@@ -358,6 +428,6 @@ def _secrets_in(key: str, value: Any) -> list[str]:
         # up to the last @ of its first part, and of all: it may have special characters
         ends = (r"[^/]*", r".*")
         named += [("password", p) for end in ends for p in re.findall(f"://[^:/@]*:({end})@", text)]
-    elif is_secret(key):
+    elif _is_secret(key):
         return [text]
     return [word.strip("\"'") for name, word in named if is_secret_property(name)]

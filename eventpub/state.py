@@ -13,7 +13,7 @@ spark/          Spark's scratch files
 spark.log       what Spark and its workers printed
 
 start.json, run.json, progress.json and requests that wait must outlive a power failure: they are
-synced, and a start does without any of them all the same (see `publisher.recovery`). The index is
+synced, and a start does without any of them all the same (see `publisher.prepare`). The index is
 repaired from the topic. The directory is for nobody but the publisher's user: ids are in it, and
 payloads as far as Spark writes any.
 """
@@ -190,11 +190,9 @@ class StateDir:
             os.utime(self.lock_file)
 
     def beat_at(self) -> float:
-        """When it last did, Unix time in s; 0: there is no lock."""
-        try:
+        with suppress(OSError):
             return self.lock_file.stat().st_mtime
-        except OSError:
-            return 0.0
+        return 0.0
 
     def clear(self) -> None:
         """Throw away what belongs to a run that is over; by who holds the lock."""

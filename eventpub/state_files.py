@@ -73,7 +73,6 @@ def disk_full(where: str) -> StateError:
 
 
 def is_disk_full(text: str) -> bool:
-    """Whether an error of a library says so."""
     return "No space left" in text or "Disk quota" in text
 
 

@@ -1,13 +1,15 @@
-"""Durations and times as text, as the configuration and the command line write them.
+"""Durations and times as text, as the configuration and the command line write them; the machine's
+clock, as an argument.
 
-Inside, both are whole microseconds; a time counts from 1970, in UTC.
+As text both are whole microseconds inside; a time counts from 1970, in UTC.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 _UNITS = {
     "us": 1,
@@ -69,10 +71,10 @@ def parse_time(value: Any) -> int:
         raise ValueError(form)
     try:
         # in UTC it must be a time of the years 1 to 9999, too
-        time = datetime.fromisoformat(text.upper()).astimezone(UTC)
+        parsed = datetime.fromisoformat(text.upper()).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError(form) from None
-    return (time - _EPOCH) // timedelta(microseconds=1)
+    return (parsed - _EPOCH) // timedelta(microseconds=1)
 
 
 def format_time(micros: int) -> str:
@@ -80,3 +82,18 @@ def format_time(micros: int) -> str:
     since = min(max(micros, _FIRST), _LAST)
     text = (_EPOCH + timedelta(microseconds=since)).isoformat(timespec="microseconds")
     return text.replace("+00:00", "Z")
+
+
+class Clock(Protocol):
+    """The machine's time; the database has one of its own. The module `time` is a clock."""
+
+    def monotonic(self) -> float:
+        """Seconds since some moment; never goes back."""
+
+    def time(self) -> float:
+        """Seconds since 1970, UTC."""
+
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+SYSTEM_CLOCK: Clock = time

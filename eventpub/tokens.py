@@ -20,10 +20,6 @@ from eventpub.errors import ConfigError, SinkError
 class TokenProvider:
     """Calls the function for one client, and keeps why it failed: the client does not say.
 
-    Args:
-        name: ``package.module:function``.
-        properties: what the function gets.
-
     Attributes:
         failure: what its last call has raised; None after one that gave a token.
 

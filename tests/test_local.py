@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, Kafka, find_java, java, silent
+from eventpub.local import Database, Kafka, find_java, silent
 from eventpub.local import downloads as cache
 from tests.conftest import FreshDatabase
 from tests.servers import kafka_cluster
@@ -282,7 +282,7 @@ class TestJava:
     def test_none_is_an_error_that_says_how_to_get_one(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(java, "_candidates", lambda: iter([]))
+        monkeypatch.setattr(cache, "_candidates", lambda: iter([]))
         with pytest.raises(LocalError) as raised:
             kafka(tmp_path)
         assert raised.value.code == "local.java_missing"
@@ -292,7 +292,7 @@ class TestJava:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         old = self.fake_java(tmp_path, 'openjdk version "1.8.0_392"')
-        monkeypatch.setattr(java, "_candidates", lambda: iter([old]))
+        monkeypatch.setattr(cache, "_candidates", lambda: iter([old]))
         with pytest.raises(LocalError, match="Java 8"):
             find_java()
 

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from eventpub.local import Kafka
-from eventpub.settings_keys import KEYS
+from eventpub.settings import KEYS
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, eventually, insert, transaction
 

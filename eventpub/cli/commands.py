@@ -199,7 +199,7 @@ def config_check(request: Request) -> Report:
 def config_show(request: Request) -> Report:
     """Show each value and where it came from. Secrets are masked."""
     loaded = request.load()
-    from eventpub.settings_keys import effective
+    from eventpub.settings import effective
 
     values = effective(loaded.config)
     result: dict[str, Any] = {

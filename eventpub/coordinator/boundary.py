@@ -50,8 +50,7 @@ class PollResult:
     """What one poll says.
 
     Attributes:
-        now: the database's time, µs.
-        upper: the boundary, µs.
+        now, upper: the database's time, and the boundary, µs.
         end: of the next window, µs; None: there is nothing to read.
         is_page: whether the window is a full page, so that more follows.
         is_due: whether a hold that was asked for is due, and open transactions were polled for it.
@@ -85,9 +84,6 @@ class Boundary:
     """Polls over connections of its own; a context manager that closes them.
 
     Args:
-        config: the whole configuration.
-        layout: of the event table.
-        parts: the store, and the time.
         partitions: of the topic, where rows are read for shards.
         until: nothing created after it is read, µs; None: there is no end.
         hidden_since: as of `store.Watermark`.
@@ -134,14 +130,12 @@ class Boundary:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self._store.close()
         if self._watermark is not None:
             self._watermark.close()
 
     @property
     def hidden_since(self) -> int | None:
-        """As of `channel.Window`, after the last poll."""
         since = None if self._watermark is None else self._watermark.hidden_since
         return None if since is None else since - _SHOWS_AT_LAST
 

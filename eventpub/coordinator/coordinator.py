@@ -9,7 +9,7 @@ for, and then asks each part what follows (`_go_on`):
 - `Windows`: how far the table is read;
 - `Recounting`: what is counted again, and what shards compare because of it;
 - `DatabaseChanges`: what polls and samples show of the database;
-- `Checks`: what is checked once a second;
+- `Schedule`: what is checked once a second;
 - `Requests`: what users ask of shards;
 - `DurableState`: what must outlive the process;
 - `Pauses`: whether nothing is published for now;
@@ -27,16 +27,14 @@ from eventpub.channel import Ended, Folding, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator import wording
-from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.durable_state import DurableState, StartState
-from eventpub.coordinator.failures import Failures
-from eventpub.coordinator.health import HERE, Health
+from eventpub.coordinator.health import HERE, Health, Schedule
 from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.progress import Progress, Rate, ShownLag
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.requests import Pauses, Requests
-from eventpub.coordinator.shards import Runners, Shard, has_got_on
+from eventpub.coordinator.shards import Failures, Runners, Shard, has_got_on
 from eventpub.coordinator.windows import Windows
 from eventpub.errors import EventpubError
 
@@ -44,16 +42,7 @@ from eventpub.errors import EventpubError
 class Coordinator:
     """See the module.
 
-    Args:
-        config: the whole configuration.
-        start_state: what the start has found out.
-
     Attributes:
-        shards: the state of each.
-        progress: of the publisher as a whole.
-        health: named checks, and the last error of each shard.
-        changes, durable, runners, windows: as of the module.
-        pauses: whether it is paused.
         lag: as it is shown.
         rate: events published, a second.
         seen_at: when the last event was handled, the machine's s.
@@ -91,7 +80,7 @@ class Coordinator:
             do,
             is_fatal=config.recount.rows_in_past == "stop",
         )
-        self._checks = Checks(config.sink.delivery == "exactly_once")
+        self._schedule = Schedule(config.sink.delivery == "exactly_once")
         self._report_log, self._fold_log = wording.ReportLog(config), wording.FoldLog()
         self._handlers = self._handlers_by_type()
 
@@ -100,14 +89,14 @@ class Coordinator:
         requests, runners = self._requests, self.runners
         return {
             Report: self._reported,
-            Folding: lambda event, _: self._fold_log.add(event),
+            Folding: lambda *_: None,
             Ended: self._runner_ended,
             e.Polled: self._polled,
             e.Counted: self._counted,
             e.Tick: self._ticked,
             e.Sampled: self._sampled,
             e.LagMeasured: self._lag_measured,
-            e.TopicChecked: lambda *_: self._checks.is_done(e.CheckTopic),
+            e.TopicChecked: lambda *_: self._schedule.is_done(e.CheckTopic),
             e.TableChecked: self._table_checked,
             e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
@@ -119,7 +108,6 @@ class Coordinator:
         }
 
     def in_work(self, shard: Shard) -> int:
-        """How much a shard was sent and has not done yet."""
         compares = shard.compares_since is not None
         return len(shard.sent) + self._requests.under_way(shard) + compares
 
@@ -157,7 +145,7 @@ class Coordinator:
         due = [*self.runners.due_at(), *self.windows.due_at()]
         # what was due by the last event was seen to then; a second's work waits for a tick
         later = [at for at in due if at > self.seen_at]
-        return max(0.0, min([*later, self._checks.second_at]) - now)
+        return max(0.0, min([*later, self._schedule.second_at]) - now)
 
     def _go_on(self, now: float) -> None:
         """What follows from how things are, whatever has happened."""
@@ -174,7 +162,6 @@ class Coordinator:
     # -- runners ----------------------------------------------------------------------------------
 
     def _start_runner(self, shard: Shard, now: float) -> None:
-        """Start one, with what it is to do now."""
         beginning = self.durable.beginning(shard, self._recounting.uncounted_since)
         self.runners.start(shard, beginning)
         if not self.pauses.is_paused:  # else `_pause` catches up
@@ -187,8 +174,7 @@ class Coordinator:
     def _runner_ended(self, event: Ended, now: float) -> None:
         if event.error is not None:
             self._requests.runner_failed(self.shards[event.shard], event.error)
-            self._checks.met(event.error, now)
-        self._fold_log.forget(event.shard)
+            self._schedule.met(event.error, now)
         self.runners.ended(event, now)
 
     def _pause(self, event: e.PauseAsked, now: float) -> None:
@@ -201,6 +187,7 @@ class Coordinator:
                 if shard.lane is not None and shard.window == 0:  # it was started meanwhile
                     self._begin_work(shard, now)
             self.windows.polling.at = now
+        self._do(e.Show())  # before it is answered
         self._remember()
 
     def _written(self, event: e.Written, now: float) -> None:
@@ -211,7 +198,6 @@ class Coordinator:
 
     def _reported(self, report: Report, now: float) -> None:
         shard = self.shards[report.shard]
-        self._fold_log.forget(shard.number)
         is_first = shard.report is None
         held = self.durable.held(shard)
         begins = not shard.has_begun
@@ -225,7 +211,7 @@ class Coordinator:
         self.durable.take(self.shards, report, self._recounting)
         self._failures.is_well(shard.number, now, has_progressed=has_got_on(report))
         if report.counts.rows or report.published:
-            self._checks.had_rows(now)
+            self._schedule.had_rows(now)
         self.progress.add(report, HERE)
         self.progress.position = self.durable.position
         self._recounting.compared([s.report for s in self.shards if s.report is not None])
@@ -298,19 +284,19 @@ class Coordinator:
 
     def _ticked(self, event: e.Tick, now: float) -> None:
         del event
-        if self.runners.is_stopping or not self._checks.is_second(now):
+        if self.runners.is_stopping or not self._schedule.is_second(now):
             return
         self._recounting.second(now)
         self._count(now)
         durable, progress = self.durable, self.progress
         position = durable.position, progress.rows_read
-        for command in self._checks.due(
+        for command in self._schedule.due(
             now, progress.time, position, durable.acknowledged, self.shards
         ):
             self._do(command)
         self._remember()
         self.rate.add(now, progress.published)
-        if (line := self._fold_log.line(now)) is not None:
+        if (line := self._fold_log.line(self.health.foldings(), now)) is not None:
             self._do(line)
         self._do(e.Show())
 
@@ -319,7 +305,7 @@ class Coordinator:
         if above is not None:
             self._do(e.Sample(above))
             return
-        self._checks.is_done(e.Sample)
+        self._schedule.is_done(e.Sample)
         self._failures.is_done(e.Sample)
         error = self.changes.sampled(event, now)
         self.health.mark("times", self.changes.odd_times(now), now)
@@ -327,7 +313,7 @@ class Coordinator:
             self.runners.stop(error, now)
 
     def _lag_measured(self, event: e.LagMeasured, now: float) -> None:
-        self._checks.is_done(e.MeasureLag)
+        self._schedule.is_done(e.MeasureLag)
         self._failures.is_done(e.MeasureLag)
         self.lag.measured(event, self.durable.position, now)
 
@@ -344,15 +330,15 @@ class Coordinator:
     def _connect_anew(self, why: EventpubError, now: float) -> None:
         """All that reads the database begins again, on new connections."""
         self.runners.wait_out(why)
-        self.windows.connect_anew()
+        self.windows.polling.anew = True
         self.runners.end_all(now)
 
     # -- failures ---------------------------------------------------------------------------------
 
     def _failed(self, event: e.Failed, now: float) -> None:
         command, error = event.command, event.error
-        self._checks.is_done(type(command))
-        self._checks.met(error, now)
+        self._schedule.is_done(type(command))
+        self._schedule.met(error, now)
         if isinstance(command, e.Poll):
             self.windows.polling.failed(now)
             if error.code == "store.moved":

@@ -7,22 +7,30 @@ altered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from eventpub.admission.model import bucket_of
 from eventpub.config import format_time
-from eventpub.coordinator import wording
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.events import Do, Log, Reassign, Sampled, TableChecked
 from eventpub.coordinator.newest import ENDED_FOR, NewestRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
+from eventpub.coordinator.wording import warning
 from eventpub.errors import StoreError
-from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
+from eventpub.sources.mysql.fixes import writers_zone
 from eventpub.terminal import counted
+
+_WATERMARK = {
+    "denied": "the account may not see open transactions, so the boundary is the database's time"
+    " minus read.delay; late commits are still found (to make them visible: GRANT PROCESS ON *.*)",
+    "stale": "no fresh answer about open transactions, since another client polls"
+    " information_schema.innodb_trx too often; the boundary is the database's time minus"
+    " read.delay; late commits are still found",
+}
+"""By state of the watermark, where it cannot see."""
 
 _SAID_EVERY = 60.0
 """Seconds between two warnings of one kind, where their reason lasts."""
@@ -51,15 +59,10 @@ class Known(Protocol):
 
 
 class DatabaseChanges:
-    """See the module. Pure: the machine's times are arguments, s.
+    """Pure: the machine's times are arguments, s.
 
     Args:
-        newest: judges samples of the newest rows.
         is_fatal: whether rows of the past that keep coming end the publisher.
-        recounting: counts again.
-        durable: has the position, and keeps what is known of the table.
-        progress: shows what the database is like.
-        do: takes commands.
 
     Attributes:
         seen_at: when the last poll was answered; None: none was.
@@ -76,6 +79,7 @@ class DatabaseChanges:
         is_fatal: bool,
     ) -> None:
         self._newest = newest
+        self.wants_more = newest.wants_more
         self._is_fatal = is_fatal
         self._recounting = recounting
         self._durable = durable
@@ -105,7 +109,12 @@ class DatabaseChanges:
         self._say_watermark(result.state)
         seconds = self._recounting.clock_stepped(result.now, now)
         if seconds:
-            self._do(wording.clock_stepped(seconds, self._durable.position))
+            text = "the database's clock went back: until it catches up, the recount finds new rows"
+            if seconds > 0:
+                text = "the database's clock went ahead of this machine's: its seconds are counted"
+                text += " again"
+            position = format_time(self._durable.position)
+            self._do(warning(text, seconds=abs(round(seconds, 3)), position=position))
         return seconds < 0
 
     def _meet(self, server: str) -> None:
@@ -115,23 +124,24 @@ class DatabaseChanges:
             return
         self._progress.server = server
         if before:
-            self._do(wording.another_server(before, server))
+            text = (
+                "another database server answers now: events only it has are published, those only"
+                " the old one had stay on the topic, and versions that differ become dead letters;"
+                " `eventpub verify` compares everything"
+            )
+            self._do(warning(text, before=before, now=server))
             self._recounting.everything(self._progress.time)
 
     def _say_watermark(self, state: str) -> None:
-        if state != self._progress.watermark and state in wording.WATERMARK:
+        if state != self._progress.watermark and state in _WATERMARK:
             if state != self._warned_of_watermark:
-                self._do(wording.warning(wording.WATERMARK[state], state=state))
+                self._do(warning(_WATERMARK[state], state=state))
             self._warned_of_watermark = state
         elif state in {"open", "off"}:
             self._warned_of_watermark = ""
         self._progress.watermark = state
 
     # -- samples and checks -----------------------------------------------------------------------
-
-    def wants_more(self, rows: Sequence[NewRow]) -> int | None:
-        """As of `NewestRows.wants_more`."""
-        return self._newest.wants_more(rows)
 
     def sampled(self, event: Sampled, now: float) -> StoreError | None:
         """Rows that are inserted now but say that they were created long ago, or will be.
@@ -168,8 +178,13 @@ class DatabaseChanges:
         self._past_oldest = min(self._past_oldest, oldest)
         if now - self._said_of_past >= _SAID_EVERY:
             self._said_of_past = now
-            state = self._progress.watermark
-            self._do(wording.rows_of_the_past(len(created), oldest, time, state, self._zone))
+            text = (
+                "rows older than recount.horizon were committed only now; those among the newest"
+                f" ids are published, others may be missed: {writers_zone(self._zone)}; if"
+                " transactions last that long, raise recount.horizon above that"
+            ) + ", or GRANT PROCESS" * (self._progress.watermark == "denied")
+            facts = {"oldest": format_time(oldest), "seconds": round((time - oldest) / 1e6)}
+            self._do(warning(text, code="store.rows_in_past", rows=len(created), **facts))
 
     def _note_future(self, ahead: int, rows: int, now: float) -> None:
         """So many rows lie in the future, the newest so many µs."""
@@ -180,7 +195,12 @@ class DatabaseChanges:
         is_news = not before or (after > before and now - self._said_of_future > _SAID_EVERY)
         if after and is_news:
             self._said_of_future = now
-            self._do(wording.rows_of_the_future(progress.rows_ahead, after, self._zone))
+            text = (
+                "the newest event lies in the future and is published when its time comes; "
+                f"{writers_zone(self._zone)}"
+            )
+            facts = {"rows": progress.rows_ahead, "seconds": round(after)}
+            self._do(warning(text, code="store.rows_in_future", **facts))
         elif before and not after:
             self._do(Log("info", "no event lies in the future any more", {}))
 
@@ -212,7 +232,7 @@ class DatabaseChanges:
         if layout == before:
             return None
         names = [name for name in vars(layout) if vars(layout)[name] != vars(before)[name]]
-        self._do(wording.warning("the event table was altered", table=layout.table, changed=names))
+        self._do(warning("the event table was altered", table=layout.table, changed=names))
         self._durable.layout = layout
         if layout.sampled_by != before.sampled_by:
             self._newest.begin_anew()

@@ -22,8 +22,6 @@ class StartState:
     Attributes:
         run: which start of the publisher this is; it grows.
         now: the database's time.
-        layout: of the event table.
-        partitions: of the topic.
         start: events created at or before are not published.
         position: up to where a former run has accounted for everything; None: there was none.
         low: as of `channel.Beginning`.
@@ -61,11 +59,7 @@ class StartState:
 
 
 class DurableState:
-    """Where the publisher is, as it is written down. All times are µs.
-
-    Args:
-        begin: what the start has found out.
-    """
+    """Where the publisher is, as it is written down. All times are µs."""
 
     def __init__(self, begin: StartState) -> None:
         self._begin = begin
@@ -135,11 +129,7 @@ class DurableState:
         return None if begin.position is None else (begin.low, begin.position)
 
     def beginning(self, shard: Shard, uncounted_since: int | None) -> Beginning:
-        """What a shard's next runner is to know, with its own `low` where it has reported one.
-
-        Args:
-            uncounted_since: as of `channel.Beginning`.
-        """
+        """What a shard's next runner is to know, with its own `low` where it has reported one."""
         return Beginning(
             hidden_since=self._unpublished_since(uncounted_since),
             low=self.low if shard.report is None else max(self.low, shard.report.low),
@@ -174,11 +164,7 @@ class DurableState:
         self.to_forget = command.then or self.to_forget
 
     def document(self, shards: int, progress: Progress, recounting: Recounting) -> dict[str, Any]:
-        """What must outlive the process.
-
-        Args:
-            shards: how many there are.
-        """
+        """What must outlive the process."""
         begin = self._begin
         behind_since = recounting.behind_since(self.position)
         return {

@@ -23,13 +23,17 @@ coordinator's thread."""
 # -- what happens ----------------------------------------------------------------------------------
 
 
+class Happened:
+    """An event that is not a runner's."""
+
+
 @dataclass(frozen=True)
-class Tick:
+class Tick(Happened):
     """Time has passed."""
 
 
 @dataclass(frozen=True)
-class Polled:
+class Polled(Happened):
     """The boundary was polled for what was created after `after`, µs."""
 
     after: int
@@ -37,12 +41,10 @@ class Polled:
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Rows of buckets, as the database has them.
+class Counted(Happened):
+    """Rows of buckets, as the database has them at its time `now`, µs.
 
     Attributes:
-        now: the database's time, µs.
-        rows: by bucket.
         expected: how many the shards had accounted for when they were asked for.
         in_turn: as of `Recount.counted`.
     """
@@ -54,13 +56,12 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(Happened):
     """The rows with the newest ids.
 
     Attributes:
         ahead: by how much the newest time lies in the future, µs.
         rows_ahead: how many rows do; not all are counted.
-        above: as of `Sample`.
     """
 
     rows: Sequence[NewRow]
@@ -70,13 +71,8 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class LagMeasured:
-    """How far the position is below the boundary.
-
-    Attributes:
-        position: when it was asked for, µs.
-        upper: the boundary, µs.
-    """
+class LagMeasured(Happened):
+    """How far the `position` of that moment is below the boundary `upper`, both µs."""
 
     position: int
     upper: int
@@ -85,58 +81,46 @@ class LagMeasured:
 
 
 @dataclass(frozen=True)
-class TopicChecked:
+class TopicChecked(Happened):
     """The topic is the same, and no other publisher writes to it."""
 
 
 @dataclass(frozen=True)
-class TableChecked:
-    """What the event table looks like now.
-
-    Attributes:
-        never_read: rows that are never read, for the time that they have.
-    """
+class TableChecked(Happened):
+    """What the event table looks like now, and how many rows its times keep from being read."""
 
     layout: Layout
     never_read: int = 0
 
 
 @dataclass(frozen=True)
-class OpenChecked:
+class OpenChecked(Happened):
     """Whether what was published last is kept from consumers."""
 
     is_left_open: bool
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A command could not be done."""
-
+class Failed(Happened):
     command: Command
     error: EventpubError
 
 
 @dataclass(frozen=True)
-class RequestReceived:
-    """A client requests something that shards carry out.
-
-    Attributes:
-        reply: as of `Reply`.
-    """
+class RequestReceived(Happened):
+    """A client requests something that shards carry out."""
 
     request: Request
     reply: Reply
 
 
 @dataclass(frozen=True)
-class Withdrawn:
-    """The client has stopped waiting for a request."""
-
+class Withdrawn(Happened):
     id: str
 
 
 @dataclass(frozen=True)
-class PauseAsked:
+class PauseAsked(Happened):
     """A client asks to pause publishing, or to resume it.
 
     Attributes:
@@ -152,51 +136,32 @@ class PauseAsked:
 
 
 @dataclass(frozen=True)
-class Written:
-    """What was to be remembered is.
-
-    Attributes:
-        what: as of `Remember`.
-    """
+class Written(Happened):
+    """What was to be remembered is."""
 
     what: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class StopAsked:
+class StopAsked(Happened):
     """The publisher is to stop."""
 
 
-Event: TypeAlias = (
-    FromRunner
-    | Tick
-    | Polled
-    | Counted
-    | Sampled
-    | LagMeasured
-    | TopicChecked
-    | TableChecked
-    | OpenChecked
-    | Failed
-    | RequestReceived
-    | Withdrawn
-    | PauseAsked
-    | Written
-    | StopAsked
-)
+Event: TypeAlias = FromRunner | Happened
 
 
 # -- what is to be done ----------------------------------------------------------------------------
 
 
+class Command:
+    """What a worker, a runner, the disk or the log is to do."""
+
+
 @dataclass(frozen=True)
-class Poll:
-    """Poll the boundary.
+class Poll(Command):
+    """Poll the boundary, as of `Boundary.poll`.
 
     Attributes:
-        after: the end of the last window, µs.
-        next_due: when a hold is due, µs; None: none is.
-        with_rows: read the rows of a full page, too, and of the window after one.
         anew: over new connections, since the address may lead to another server.
     """
 
@@ -208,7 +173,7 @@ class Poll:
 
 
 @dataclass(frozen=True)
-class Count:
+class Count(Command):
     """Count the rows of buckets, each up to a position, µs; see `Counted`."""
 
     buckets: tuple[int, ...]
@@ -218,55 +183,44 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Command):
     """Read the rows with the newest ids; or all above one."""
 
     above: int | None = None
 
 
 @dataclass(frozen=True)
-class MeasureLag:
-    """Measure how far the position is below the boundary.
-
-    Attributes:
-        position: everything created at or before is read, µs.
-        read: rows read so far.
-    """
+class MeasureLag(Command):
+    """Measure how far the position, µs, is below the boundary; so many rows are read so far."""
 
     position: int
     read: int
 
 
 @dataclass(frozen=True)
-class CheckTopic:
-    """Check whether the topic is the same, and whether others have written.
-
-    Attributes:
-        ends: of partitions in which nothing was written for a while.
+class CheckTopic(Command):
+    """Check whether the topic is the same, and whether others have written to partitions in which
+    this publisher has not written for a while, which end there.
     """
 
     ends: Mapping[PartitionId, int]
 
 
 @dataclass(frozen=True)
-class CheckTable:
+class CheckTable(Command):
     """Read the event table's layout again."""
 
 
 @dataclass(frozen=True)
-class CheckOpen:
+class CheckOpen(Command):
     """Check whether consumers see all up to these ends."""
 
     ends: Mapping[PartitionId, int]
 
 
 @dataclass(frozen=True)
-class StartRunner:
-    """Start a runner of a shard.
-
-    Attributes:
-        lane: brings its work.
-    """
+class StartRunner(Command):
+    """Start a runner of a shard, whose work comes by the lane."""
 
     shard: int
     lane: Lane
@@ -274,7 +228,7 @@ class StartRunner:
 
 
 @dataclass(frozen=True)
-class Reassign:
+class Reassign(Command):
     """Runners that start from now on read the table as it is now."""
 
     layout: Layout
@@ -282,67 +236,37 @@ class Reassign:
 
 @dataclass(frozen=True)
 class ForgetFormer:
-    """The indexes of former numbers of shards and partitions are taken over: remove them.
-
-    Attributes:
-        shards: the former number of shards; None: it was the same.
-    """
+    """The indexes of former numbers of shards (None: the same) and partitions are taken over."""
 
     shards: int | None
 
 
 @dataclass(frozen=True)
-class Remember:
-    """Write down, for good, where the publisher is.
-
-    Attributes:
-        then: what is no longer needed once that is written.
-    """
+class Remember(Command):
+    """Write down, for good, where the publisher is; then forget what is no longer needed."""
 
     what: Mapping[str, Any]
     then: ForgetFormer | None = None
 
 
 @dataclass(frozen=True)
-class Show:
+class Show(Command):
     """Show the progress."""
 
 
 @dataclass(frozen=True)
-class Log:
-    """A line for the log."""
-
+class Log(Command):
     level: Literal["info", "warning"]
     text: str
     facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Finish:
-    """The run is over.
-
-    Attributes:
-        error: why; None: it was asked for, or everything is published.
-    """
+class Finish(Command):
+    """The run is over: why; None: it was asked for, or everything is published."""
 
     error: EventpubError | None = None
 
-
-Command: TypeAlias = (
-    Poll
-    | Count
-    | Sample
-    | MeasureLag
-    | CheckTopic
-    | CheckTable
-    | CheckOpen
-    | StartRunner
-    | Reassign
-    | Remember
-    | Show
-    | Log
-    | Finish
-)
 
 Do: TypeAlias = Callable[[Command], None]
 """Takes what is to be done, in order."""

@@ -1,4 +1,5 @@
-"""Whether the publisher works, as named checks: each with since when, and when it was well last.
+"""What is checked now and then (`Schedule`), and whether the publisher works, as named checks: each
+with since when, and when it was well last.
 
     database     it answers
     boundary     it is polled, so that new events are seen
@@ -15,11 +16,11 @@ itself (`checks`): a query that hangs raises nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from eventpub.channel import Ended, Folding, Report
+from eventpub.channel import Ended, Folding, PartitionId, Report
 from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard, has_got_on
 from eventpub.errors import EventpubError
@@ -33,8 +34,24 @@ _LIMITS = {"database": SILENT_AFTER, "boundary": SILENT_AFTER, "broker": 60.0}
 STALLED_AFTER = 60.0
 """Seconds in which a shard with work does nothing after which it counts as stalled."""
 
-_DATABASE = (e.Polled, e.Counted, e.Sampled, e.LagMeasured, e.TableChecked)
-_BROKER = (e.TopicChecked, e.OpenChecked)
+_ANSWERS: dict[type[e.Event], tuple[str, ...]] = {
+    e.Polled: ("database", "boundary"),
+    e.Counted: ("database", "recount"),
+    e.Sampled: ("database",),
+    e.LagMeasured: ("database",),
+    e.TableChecked: ("database",),
+    e.TopicChecked: ("broker",),
+    e.OpenChecked: ("broker",),
+}
+"""The checks that are ok when an event has come."""
+
+_FAILURES: dict[type[e.Command], str] = {
+    e.Poll: "boundary",
+    e.CheckTopic: "broker",
+    e.CheckOpen: "broker",
+    e.Remember: "index",
+}
+"""The check that fails with a command, beside the database's."""
 
 _FEW_FAILURES = 3
 """Consecutive runners of a shard that ended without progress before it is an error."""
@@ -49,14 +66,12 @@ State = Literal["ok", "warn", "error"]
 
 
 @dataclass(frozen=True)
-class Check:
+class NamedCheck:
     """The current state of one check. Times are the machine's, s.
 
     Attributes:
-        name: as in the module.
         state: "warn": it works, but needs attention.
         message: what is wrong, with its code; "" where nothing is.
-        since: when the state began.
         last_ok: when it was ok last; None: never.
     """
 
@@ -69,13 +84,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ShardError:
-    """The last error that a shard's runner has met.
-
-    Attributes:
-        code, message: of the error.
-        where: which process.
-        at: the machine's time, s.
-    """
+    """The last error that a shard's runner has met, at the machine's time `at`, s."""
 
     code: str
     message: str
@@ -84,41 +93,34 @@ class ShardError:
 
 
 class NamedChecks:
-    """The checks, by name. Pure: times are the machine's, s, and arguments.
-
-    Args:
-        shards: their names.
-        now: since when they are what they are at first.
-    """
+    """The checks, by name. Pure: times are the machine's, s, and arguments."""
 
     def __init__(self, shards: Sequence[str], now: float = 0.0) -> None:
         names = ["database", "boundary", "publishing", *shards, "index", "broker"]
-        self._checks = {name: Check(name, "error", NOT_YET, now) for name in names}
-        self._checks |= {name: Check(name, "ok", "", now) for name in ("recount", "times")}
+        self._checks = {name: NamedCheck(name, "error", NOT_YET, now) for name in names}
+        self._checks |= {name: NamedCheck(name, "ok", "", now) for name in ("recount", "times")}
         self._recovered: list[tuple[str, float]] = []
 
-    def __getitem__(self, name: str) -> Check:
+    def __getitem__(self, name: str) -> NamedCheck:
         return self._checks[name]
 
     def begin(self, now: float) -> None:
-        """They are what they are since then."""
         self._checks = {name: replace(c, since=now) for name, c in self._checks.items()}
 
     def set(self, name: str, state: State, message: str, now: float) -> None:
-        """A check is in this state."""
         before = self._checks[name]
         if state == "ok" and before.state == "error" and before.last_ok is not None:
             self._recovered.append((name, now - before.last_ok))
         since = before.since if before.state == state else now
         last_ok = now if state == "ok" else before.last_ok
-        self._checks[name] = Check(name, state, message, since, last_ok)
+        self._checks[name] = NamedCheck(name, state, message, since, last_ok)
 
     def take_recovered(self) -> list[tuple[str, float]]:
         """The checks that were wrong and are ok now, each with how long they were, s; once."""
         found, self._recovered = self._recovered, []
         return found
 
-    def now(self, now: float, limits: Mapping[str, float]) -> dict[str, Check]:
+    def now(self, now: float, limits: Mapping[str, float]) -> dict[str, NamedCheck]:
         """All of them; one that was ok and not heard of for longer than its limit, s, is not."""
         found = dict(self._checks)
         for name, limit in limits.items():
@@ -135,10 +137,7 @@ def paused(by: str) -> str:
 
 
 class Health:
-    """See the module. Pure: times are the machine's, s, and arguments.
-
-    Args:
-        shards: of the publisher.
+    """Pure: times are the machine's, s, and arguments.
 
     Attributes:
         errors: the last error of each shard that has met one.
@@ -149,32 +148,28 @@ class Health:
         self._checks = NamedChecks([_of(shard) for shard in shards])
         self.take_recovered = self._checks.take_recovered
         self._got_on_at: float | None = None
-        self._folding: dict[int, tuple[str, float]] = {}
+        self._folding: dict[int, tuple[Folding, float]] = {}
         """By shard that reads its topic back: how far it is, and when that was reported."""
         self.errors: dict[int, ShardError] = {}
 
     # -- what happens -----------------------------------------------------------------------------
 
     def observe(self, event: e.Event, now: float) -> None:
-        """Take over what an event says; before it is handled."""
         if self._got_on_at is None:
             self._got_on_at = now
             self._checks.begin(now)
-        if isinstance(event, _DATABASE):
-            self._checks.set("database", "ok", "", now)
-            if isinstance(event, e.Polled):
-                self._checks.set("boundary", "ok", "", now)
-            if isinstance(event, e.Counted):
-                self._checks.set("recount", "ok", "", now)
-        elif isinstance(event, _BROKER):
-            self._checks.set("broker", "ok", "", now)
-        elif isinstance(event, e.Failed):
+        for name in _ANSWERS.get(type(event), ()):
+            self._checks.set(name, "ok", "", now)
+        if isinstance(event, e.Failed):
             self._failed(event.command, event.error, now)
         elif isinstance(event, (Report, Folding, Ended)):
             self._heard(event, now)
 
+    def foldings(self) -> list[Folding]:
+        """How far the shards are that read their topics back."""
+        return [folding for folding, _ in self._folding.values()]
+
     def is_away(self, name: str) -> bool:
-        """Whether what a check is about has failed last."""
         return self._checks[name].state == "error"
 
     def mark(self, name: str, message: str, now: float) -> None:
@@ -182,7 +177,6 @@ class Health:
         self._checks.set(name, "warn" if message else "ok", message, now)
 
     def written(self, now: float) -> None:
-        """The position was written down."""
         if self._checks["index"].message.startswith(("state.", NOT_YET)):
             self._checks.set("index", "ok", "", now)
 
@@ -193,40 +187,31 @@ class Health:
             self.mark("recount", f"{size} could not be counted, trying fewer; {text}", now)
         elif error.code.startswith("store."):
             self._checks.set("database", "error", text, now)
-        if isinstance(command, e.Poll):
-            self._checks.set("boundary", "error", text, now)
-        elif isinstance(command, (e.CheckTopic, e.CheckOpen)):
-            self._checks.set("broker", "error", text, now)
-        elif isinstance(command, e.Remember):
-            self._checks.set("index", "error", text, now)
+        if (name := _FAILURES.get(type(command))) is not None:
+            self._checks.set(name, "error", text, now)
 
     def _heard(self, message: Report | Folding | Ended, now: float) -> None:
         number = message.shard
+        if isinstance(message, Folding):
+            self._folding[number] = message, now
+            return
+        self._folding.pop(number, None)
         if isinstance(message, Ended):
-            if message.error is not None:
-                self._shard_failed(number, message.error, now)
-        elif isinstance(message, Folding):
-            read, left = message.read, message.left
-            text = f"reading the topic back: {counted(read, 'record')} so far,"
-            text += f" {counted(left, 'offset')} left"
-            self._folding[number] = text, now
+            if (error := message.error) is not None:
+                self.errors[number] = ShardError(error.code, error.message, HERE, now)
+                self._checks.set(f"shard {number}", "error", _text_of(error), now)
         else:
-            self._folding.pop(number, None)
             name = _of(self._shards[number])
             # a runner that restarts after a failure may fail at the same point again
             if has_got_on(message) or self._checks[name].message == NOT_YET:
                 self._checks.set(name, "ok", "", now)
                 self._got_on_at = now
 
-    def _shard_failed(self, number: int, error: EventpubError, now: float) -> None:
-        self.errors[number] = ShardError(error.code, error.message, HERE, now)
-        self._checks.set(f"shard {number}", "error", _text_of(error), now)
-
     # -- the current state -----------------------------------------------------------------------
 
     def checks(
         self, now: float, unread_seconds: float, *, paused_by: str | None = None
-    ) -> list[Check]:
+    ) -> list[NamedCheck]:
         """All checks as of now; only for the loop, since it reads what the loop changes.
 
         Args:
@@ -242,7 +227,7 @@ class Health:
         found["publishing"] = self._checks["publishing"]
         return list(found.values())
 
-    def _of_shard(self, shard: Shard, check: Check, now: float) -> Check:
+    def _of_shard(self, shard: Shard, check: NamedCheck, now: float) -> NamedCheck:
         folding = self._of_fold(shard.number, now)
         if folding is not None:
             return replace(check, state="warn", message=folding)
@@ -257,10 +242,13 @@ class Health:
         return check
 
     def _of_fold(self, number: int, now: float) -> str | None:
-        text, at = self._folding.get(number, ("", -STALLED_AFTER))
-        return text if text and now - at <= STALLED_AFTER else None
+        folding, at = self._folding.get(number, (None, now))
+        if folding is None or now - at > STALLED_AFTER:
+            return None
+        read, left = counted(folding.read, "record"), counted(folding.left, "offset")
+        return f"reading the topic back: {read} so far, {left} left"
 
-    def _of_index(self, check: Check, now: float) -> Check:
+    def _of_index(self, check: NamedCheck, now: float) -> NamedCheck:
         rebuilt = [s.number for s in self._shards if self._of_fold(s.number, now)]
         if check.state != "ok" or not rebuilt:
             return check
@@ -268,7 +256,7 @@ class Health:
         return replace(check, state="warn", message=text)
 
     def _publishing(
-        self, found: dict[str, Check], now: float, unread_seconds: float, paused_by: str | None
+        self, found: dict[str, NamedCheck], now: float, unread_seconds: float, paused_by: str | None
     ) -> tuple[State, str]:
         got_on_at = now if self._got_on_at is None else self._got_on_at
         if paused_by is not None:
@@ -287,3 +275,101 @@ def _text_of(error: EventpubError) -> str:
 
 def _of(shard: Shard) -> str:
     return f"shard {shard.number}"
+
+
+# -- what is checked -----------------------------------------------------------------------------
+
+_SECOND = 1.0
+_TOPIC_EVERY = 5.0
+"""Seconds between two checks whether the topic is the same, and whether another publisher writes to
+it where this one does not."""
+
+_IN_DOUBT_AFTER = 0.5
+_TABLE_EVERY = 60.0
+"""Seconds between two checks whether the event table is the same: by an altered type its times are
+read wrongly, by an altered collation no index is of use any more."""
+
+_OF_ANOTHER_TABLE = {"store.table_altered", "store.index_missing", "store.column_missing"}
+
+_OPEN_EVERY = 10.0
+"""Seconds without a window after which what consumers see is compared with what was published."""
+
+_IDLE_AFTER = 2.0
+"""Seconds without a report of rows after which a publisher is idle."""
+
+
+class Schedule:
+    """What is checked now and then: lag, topic, table, ends, and samples of the newest rows.
+
+    Each is a command, of which one is under way at a time.
+
+    Times are the machine's, s.
+
+    Args:
+        is_exact: whether transactions are used: only then one can be left open.
+    """
+
+    def __init__(self, is_exact: bool) -> None:
+        self._is_exact = is_exact
+        self.second_at = 0.0
+        self._topic_at = self._table_at = self._open_at = 0.0
+        self._busy_at = float("-inf")
+        self._stood: dict[PartitionId, int] = {}
+        self._under_way: set[type[e.Command]] = set()
+
+    def is_second(self, now: float) -> bool:
+        """Whether another second has begun; it has then."""
+        if now < self.second_at:
+            return False
+        self.second_at = now + _SECOND
+        return True
+
+    def had_rows(self, now: float) -> None:
+        self._busy_at = now
+
+    def due(
+        self,
+        now: float,
+        time: int,
+        position: tuple[int, int],
+        ends: Mapping[PartitionId, int],
+        shards: Sequence[Shard],
+    ) -> Iterator[e.Command]:
+        """What is to be checked now.
+
+        Args:
+            time: the database's, µs; 0: it is not known yet.
+            position: everything created at or before is read, µs; and how many rows.
+            ends: up to where the topics are known to be written.
+        """
+        if e.MeasureLag not in self._under_way:
+            yield self._begin(e.MeasureLag(*position))
+        if e.Sample not in self._under_way and time:
+            yield self._begin(e.Sample())
+        if now >= self._topic_at and e.CheckTopic not in self._under_way:
+            self._topic_at = now + _TOPIC_EVERY
+            stood, self._stood = self._stood, dict(ends)
+            yield self._begin(
+                e.CheckTopic({at: end for at, end in ends.items() if stood.get(at) == end})
+            )
+        if now >= self._table_at:
+            self._table_at = now + _TABLE_EVERY
+            yield e.CheckTable()
+        if now - self._busy_at < _IDLE_AFTER or not ends:
+            self._open_at = now + _OPEN_EVERY
+        elif now >= self._open_at and self._is_exact and all(s.is_idle() for s in shards):
+            self._open_at = now + _OPEN_EVERY
+            yield e.CheckOpen(ends)
+
+    def met(self, error: EventpubError, now: float) -> None:
+        """Where a statement has met another table than is known, it is looked at soon."""
+        if error.code in _OF_ANOTHER_TABLE:
+            self._table_at = min(self._table_at, now + _IN_DOUBT_AFTER)
+
+    def _begin(self, command: e.Command) -> e.Command:
+        self._under_way.add(type(command))
+        return command
+
+    def is_done(self, kind: type[e.Command]) -> None:
+        """A command of this type may be given again; while a server hangs no more are waiting."""
+        self._under_way.discard(kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from eventpub.channel import LATENCY_BOUNDS, Report
@@ -20,16 +20,6 @@ _LAG_IS_OLD = 5.0
 _LAST = ("holds", "low", "next_due", "position")
 """Fields of a report that are shown per shard, unchanged."""
 
-_OF_COUNTS = (
-    "duplicates", "backtracked", "gaps_opened", "gaps_filled", "gaps_skipped", "gaps_vanished",
-    "late", "conflicts", "without_identity",
-)  # fmt: skip
-_OF_REPORTS = ("published", "folded", "begin_above", "replaced", "restored", "recount_found")
-_TOTALS = (
-    "rows_read", "published", *_OF_COUNTS, "dead", "recount_found", "rows_in_past",
-    "comparisons", "begin_above", "passed", "folded", "replaced", "restored", "reports",
-)  # fmt: skip
-
 
 @dataclass
 class Histogram:
@@ -38,7 +28,6 @@ class Histogram:
     Attributes:
         bounds: seconds, ascending.
         counts: one more than there are bounds; not cumulative.
-        sum: of all durations, s.
     """
 
     bounds: Sequence[float]
@@ -49,50 +38,44 @@ class Histogram:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, seconds: float) -> None:
-        """One more."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add what was counted elsewhere, by the same bounds.
-
-        Args:
-            total: their sum, s.
-        """
+        """Add what was counted elsewhere, by the same bounds, and the sum of it, s."""
         if len(counts) == len(self.counts):
             self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
             self.sum += total
 
 
+def _counter(metric: str = "", meaning: str = "") -> Any:
+    """A total since the start of the process; what a report has under its name is added to it.
+
+    Args:
+        metric: its name in Prometheus, without ``eventpub_`` and ``_total``; "": it has none.
+        meaning: what it counts, as Markdown.
+    """
+    return field(default=0, metadata={"metric": metric, "meaning": meaning})
+
+
 @dataclass
 class Progress:
-    """The publisher as a whole. Counters are totals since the start of the process.
+    """The publisher as a whole: its counters, which are all shown and served as metrics from here,
+    and where it is.
 
     Attributes:
         time: the database's time of the last poll, µs.
         position: everything created at or before is accounted for, µs.
         lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
+        lag_events: how many there are; at most `lag.MOST_EVENTS`; -1: not known, as shown.
         ahead_seconds: by how much the newest event lies in the future; it is published when its
             time has come.
         rows_ahead: how many rows lie in the future; some 10,000 are counted at most.
-        rows_in_past: rows that were committed with times behind what had been read.
-        lag_events: how many there are; at most `lag.MOST_EVENTS`; -1: not known, as shown.
-        rows_read: rows of windows.
-        published: events made visible on the topic.
-        dead: refused rows, dead-lettered.
-        recount_found: events that only a recount has found.
-        comparisons: how often the recount has had keys compared.
-        begin_above: aggregates seen for the first time, whose first version was missing.
         watermark: as `store.Watermark.state`.
-        passed: transactions that were open for longer than the watermark waits.
-        timed_out_seen: the same, since the boundary's poller last connected.
-        reports: of shards, after a transaction or a window.
+        timed_out_seen: as `passed`, since the boundary's poller last connected.
         holds_open: aggregates that wait for a version.
-        without_identity: rows that have no aggregate or no version, passed over.
-        gaps_vanished: holds that ended because the events above the gap were deleted.
         report_seconds: what the last report with rows took, by step; `total` is their sum.
         per_shard: where each shard is and what it has published.
-        conflicts: rows whose version was published as another event, dead-lettered.
         latency: from `create_time` to the commit of its transaction, of each event published.
         steps: what each step of a transaction took, by its name.
         server: identity of the database server that is read.
@@ -101,35 +84,60 @@ class Progress:
         spark_ui: address of Spark's own pages; "": there are none.
     """
 
+    rows_read: int = _counter("rows_read", "rows of the event table that were read")
+    published: int = _counter("events_published", "events made visible on the topic")
+    duplicates: int = _counter(
+        "duplicates_dropped", "rows read again and dropped: already published"
+    )
+    backtracked: int = _counter()
+    gaps_opened: int = _counter("gaps_opened", "aggregates found with a version missing")
+    gaps_filled: int = _counter("gaps_filled", "gaps whose missing versions arrived")
+    gaps_skipped: int = _counter(
+        "gaps_skipped", "gaps that were skipped, recorded on `<topic>.gaps`"
+    )
+    gaps_vanished: int = _counter("gaps_vanished", "gaps above which the events were deleted")
+    late: int = _counter(
+        "events_late",
+        "events that came after their version had been skipped; without those of"
+        " `eventpub dead retry`",
+    )
+    dead: int = _counter("events_dead", "rows that were refused, recorded on `<topic>.dead`")
+    conflicts: int = _counter(
+        "events_conflicting",
+        "dead letters because another event had been published under the version",
+    )
+    rows_in_past: int = _counter(
+        "rows_in_past",
+        "rows committed with times more than the horizon behind what had been read",
+    )
+    without_identity: int = _counter(
+        "rows_without_identity",
+        "rows without an aggregate or a version, skipped (`store.without_identity`)",
+    )
+    recount_found: int = _counter("recount_found", "events that only a recount has found")
+    comparisons: int = _counter()
+    passed: int = _counter(
+        "transactions_passed",
+        "transactions open for longer than the boundary waits for one (`read.max_wait`)",
+    )
+    begin_above: int = _counter()
+    folded: int = _counter()
+    replaced: int = _counter(
+        "producers_replaced",
+        "Kafka producers replaced after an abort, or an answer that left open whether it was"
+        " committed",
+    )
+    restored: int = _counter()
+    reports: int = _counter()
+
     time: int = 0
     position: int = 0
     lag_seconds: float = 0.0
     lag_events: int = 0
     ahead_seconds: float = 0.0
     rows_ahead: int = 0
-    rows_in_past: int = 0
-    rows_read: int = 0
-    published: int = 0
-    duplicates: int = 0
-    backtracked: int = 0
-    gaps_opened: int = 0
-    gaps_filled: int = 0
-    gaps_skipped: int = 0
-    gaps_vanished: int = 0
-    late: int = 0
-    dead: int = 0
-    conflicts: int = 0
-    recount_found: int = 0
-    comparisons: int = 0
-    begin_above: int = 0
-    without_identity: int = 0
     watermark: str = "off"
-    passed: int = 0
     timed_out_seen: int = 0
-    folded: int = 0
-    replaced: int = 0
-    restored: int = 0
-    reports: int = 0
     holds_open: int = 0
     report_seconds: dict[str, float] = field(default_factory=dict)
     per_shard: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -146,16 +154,14 @@ class Progress:
         Args:
             where: which machine and process its runner is on.
         """
-        counts = report.counts
-        self.reports += 1
-        for source, names in ((counts, _OF_COUNTS), (report, _OF_REPORTS)):
-            for name in names:
-                setattr(self, name, getattr(self, name) + getattr(source, name))
-        self.rows_read += counts.rows
-        self.dead += len(report.dead)
-        if counts.rows or not self.report_seconds:
+        more = {**vars(report), **vars(report.counts)}
+        more |= {"rows_read": report.counts.rows, "dead": len(report.dead), "reports": 1}
+        for counter in COUNTERS:
+            setattr(self, counter.name, getattr(self, counter.name) + more.get(counter.name, 0))
+        has_rows = report.counts.rows > 0
+        if has_rows or not self.report_seconds:
             self.report_seconds = {**report.seconds, "total": sum(report.seconds.values())}
-        if counts.rows or report.published:
+        if has_rows or report.published:
             for step, seconds in report.seconds.items():
                 self.steps.setdefault(step, Histogram(STEP_BOUNDS)).observe(seconds)
         self.latency.add(report.latency, report.latency_sum)
@@ -173,21 +179,20 @@ class Progress:
         self.timed_out_seen = timed_out
 
     def counters(self) -> dict[str, int]:
-        """The totals, by name."""
-        return {name: getattr(self, name) for name in _TOTALS}
+        return {counter.name: getattr(self, counter.name) for counter in COUNTERS}
+
+
+COUNTERS = tuple(each for each in fields(Progress) if each.metadata)
 
 
 _SECONDS = 5.0
 
 
 class Rate:
-    """How much a second over the last few seconds."""
-
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def add(self, at: float, total: int) -> None:
-        """Note a total, at a time in seconds."""
         self._seen.append((at, total))
         while len(self._seen) > 2 and self._seen[1][0] <= at - _SECONDS:
             self._seen.popleft()
@@ -205,11 +210,8 @@ class ShownLag:
 
     Times are the machine's, s, where nothing else is said.
 
-    Args:
-        progress: has what was measured last.
-
     Attributes:
-        progress: as given.
+        progress: has what was measured last.
         boundary: the highest that was seen, µs on the database's clock.
     """
 
@@ -221,15 +223,10 @@ class ShownLag:
         self.boundary = 0
 
     def begin(self, now: float) -> None:
-        """The publisher begins; of no effect later."""
         self._at = now if self._at is None else self._at
 
     def measured(self, event: LagMeasured, position: int, now: float) -> None:
-        """The lag was measured.
-
-        Args:
-            position: everything created at or before is read by now, µs.
-        """
+        """The lag was measured; by now everything up to the position, µs, is read."""
         self.boundary = max(self.boundary, event.upper)
         self._at, self._is_measured = now, True
         seconds, events = event.seconds, event.events
@@ -245,7 +242,6 @@ class ShownLag:
         self._at, self._is_measured = max(seen_at, self._at or seen_at), True
 
     def is_known(self, now: float) -> bool:
-        """Whether it was measured lately."""
         return self._is_measured and self._at is not None and now - self._at <= _LAG_IS_OLD
 
     def unread_seconds(self, now: float) -> float:

@@ -35,7 +35,6 @@ class _Pending:
     """A request that not all of its shards have answered.
 
     Attributes:
-        is_kept: whether it was left for this publisher, so that it may wait for `resume`.
         lanes: of the runners that it was sent to, by shard.
         failures: runners that have failed with it.
         error: what the last of these has met.
@@ -54,12 +53,10 @@ class _Pending:
 
     @property
     def command(self) -> str:
-        """What the user has typed."""
         return COMMANDS[self.request.action]
 
     @property
     def publishes(self) -> bool:
-        """Whether events may be published because of it."""
         return self.request.action != "list"
 
     def is_at(self, shard: Shard) -> bool:
@@ -72,9 +69,7 @@ class Requests:
     """Those that wait for an answer.
 
     Args:
-        shards: of the publisher.
         partitions: of the topic, which say whose an aggregate is.
-        do: takes commands.
     """
 
     def __init__(self, shards: Sequence[Shard], partitions: int, do: Do) -> None:
@@ -88,13 +83,11 @@ class Requests:
     def receive(self, request: Request, reply: Reply, *, is_kept: bool = False) -> None:
         """Have it answered by the shard of its aggregate, a list of all of them by each.
 
-        Args:
-            is_kept: it was left for this publisher; while that is paused, it waits.
+        One that was left for this publisher (`is_kept`) waits while that is paused.
         """
         self._pending[request.id] = _Pending(request, reply, self._of(request), is_kept)
 
     def withdraw(self, request_id: str) -> None:
-        """The client has stopped waiting for it."""
         if (pending := self._pending.get(request_id)) is not None:
             pending.is_withdrawn = True
 
@@ -107,7 +100,6 @@ class Requests:
     # -- on their way -----------------------------------------------------------------------------
 
     def send(self, *, is_paused: bool) -> None:
-        """Send each to the runners that have begun and do not have it."""
         for pending in list(self._pending.values()):
             is_under_way = any(map(pending.is_at, pending.shards))
             if pending.is_withdrawn:
@@ -133,7 +125,6 @@ class Requests:
     # -- what comes of them -----------------------------------------------------------------------
 
     def answered(self, request_id: str, shard: int, answer: str) -> None:
-        """A shard has answered."""
         pending = self._pending.get(request_id)
         if pending is None:
             return
@@ -148,7 +139,6 @@ class Requests:
             self._do(Log("info", f"{pending.command} was requested", facts))
 
     def runner_failed(self, shard: Shard, error: EventpubError) -> None:
-        """A shard's runner has ended with an error."""
         for pending in list(self._pending.values()):
             if not pending.is_at(shard):
                 continue
@@ -165,10 +155,6 @@ class Requests:
 
 class Pauses:
     """Whether nothing is published, as users have asked; a crash does not undo it.
-
-    Args:
-        is_paused, paused_by: as the former run was, and who had paused it.
-        do: takes commands.
 
     Attributes:
         is_paused: nothing that is not under way is published.
@@ -195,7 +181,6 @@ class Pauses:
         return True
 
     def written(self, is_paused: bool, in_work: int) -> None:
-        """That it is paused, or not, was written down."""
         self._is_written = is_paused
         self.reply(is_paused, in_work)
 
@@ -206,7 +191,6 @@ class Pauses:
 
 
 def paused() -> StateError:
-    """Nothing is published, not even on request."""
     return StateError(
         "run.paused",
         "the publisher is paused: it publishes nothing, not even on request, until eventpub resume",

@@ -1,4 +1,4 @@
-"""What the coordinator knows of each shard, and how each gets a runner.
+"""What the coordinator knows of each shard, how each gets a runner, and which failures end it all.
 
 A shard without a runner is given one, a thread with a `Lane` of its own. When that has ended
 (`Ended`), the next one is started; after a failure, after a wait. So a shard never has two runners
@@ -16,10 +16,19 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from eventpub.channel import Beginning, Comparison, Ended, Lane, Report, Stop, Window
-from eventpub.coordinator.events import Command, Do, Finish, Show, StartRunner
-from eventpub.coordinator.failures import Failures
+from eventpub.config import Config
+from eventpub.coordinator.events import (
+    CheckOpen,
+    CheckTable,
+    CheckTopic,
+    Command,
+    Do,
+    Finish,
+    Show,
+    StartRunner,
+)
 from eventpub.coordinator.progress import Progress
-from eventpub.errors import EventpubError
+from eventpub.errors import EventpubError, SinkError
 
 MOST_PAGES = 4
 """Full pages on their way to a shard."""
@@ -41,8 +50,6 @@ _STOPS_WITHIN = 1.2
 
 @dataclass
 class Sent:
-    """A window on its way."""
-
     number: int
     upto: int
     is_page: bool
@@ -54,10 +61,8 @@ class Shard:
     """One shard, from the start of a run to its end. Times of the machine are seconds.
 
     Attributes:
-        number: the shard's.
         lane: of its runner; None: it has none.
         has_begun: whether that has reported, and so has read the topic back.
-        sent: windows on their way.
         is_behind: whether a window was left out, so that one is due when these are done.
         window: the number of the last window that its runner was sent.
         report: the last one; None: the shard has not said anything in this run.
@@ -86,22 +91,16 @@ class Shard:
     # -- its runner -------------------------------------------------------------------------------
 
     def begin(self, lane: Lane) -> None:
-        """A runner is started."""
         self.lane, self.window = lane, 0
 
     def end(self) -> None:
-        """Its runner has ended."""
         self.lane, self.has_begun = None, False
         self.sent.clear()
         self.is_behind = False
         self.compares_since = None
 
     def failed(self, now: float, *, at_once: bool = False) -> None:
-        """Its runner has ended: another one is started, after a wait.
-
-        Args:
-            at_once: without a wait, unless one has failed before.
-        """
+        """Another runner is started after a wait; `at_once` without, unless one failed before."""
         self.start_at = now if at_once and self.failures == 0 else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
         self.failures += 1
@@ -124,7 +123,6 @@ class Shard:
         self.lane.send(replace(window, number=self.window, rows=rows))
 
     def compare(self, comparison: Comparison, now: float) -> None:
-        """Send a comparison, where there is one that it has not done."""
         is_done = self.report and self.has_begun and self.report.compared >= comparison.number
         if self.lane is not None and comparison.buckets and not is_done:
             self.lane.send(comparison)
@@ -133,11 +131,9 @@ class Shard:
 
     @property
     def pages(self) -> int:
-        """How many full pages are on their way."""
         return sum(sent.is_page for sent in self.sent)
 
     def is_full(self, now: float) -> bool:
-        """Whether the next page is to wait for it."""
         if self.pages < MOST_PAGES or self.is_behind:
             return False
         return now - self.sent[0].at < _STALLED
@@ -149,13 +145,11 @@ class Shard:
         return min((at for at in since if at is not None), default=None)
 
     def is_idle(self) -> bool:
-        """Whether it has a runner, which has done all that it was sent."""
         return self.lane is not None and not self.sent and self.report is not None
 
     # -- what it says -----------------------------------------------------------------------------
 
     def take_report(self, report: Report) -> None:
-        """Take over a report of its runner."""
         while self.sent and self.sent[0].number <= report.done:
             self.sent.popleft()
         if report.compared >= self.comparison:
@@ -177,14 +171,121 @@ def has_got_on(report: Report) -> bool:
     return bool(report.done or report.published)
 
 
-class Runners:
-    """The runners of all shards: see the module. Times are the machine's, s, and arguments.
+_MOST_FAILURES = 5
+"""Failures of a shard in a row, for a reason that eventpub does not know, before it gives up."""
 
-    Args:
-        shards: of the publisher.
-        failures: judges which errors end the publisher.
-        progress: shows the last error.
-        do: takes commands.
+_TAKEOVER = 20.0
+"""Seconds after its first report in which a publisher leaves it to an older one to notice both."""
+
+_SIGHTINGS = {"sink.fenced": 10, "sink.own_request_late": 1}
+_MOST_SIGHTINGS = 30
+_SIGHTINGS_WITHIN = 3600.0
+"""The publisher stops when a shard was fenced three times within so many seconds, or thirty times
+where a late request of its own may have done it. A process of a former run that was frozen does
+that once, and a shard that has little to publish notices late. With little to publish, two
+publishers of one id meet once in minutes."""
+
+_ROTATED_WITHIN = 120.0
+"""Seconds in which a new password or certificate reaches its file: Kubernetes takes up to a minute
+and a half, and others remove a file before they write it."""
+
+_PASSES_WITHIN = {
+    "config.password_file": _ROTATED_WITHIN,
+    "config.sink_property": _ROTATED_WITHIN,
+    "store.auth_failed": _ROTATED_WITHIN,
+    "store.tls_failed": _ROTATED_WITHIN,
+    "store.privilege_missing": _ROTATED_WITHIN,
+    "store.database_missing": 60.0,
+    "sink.auth_failed": _ROTATED_WITHIN,
+    "sink.topic_missing": 30.0,
+    "store.table_missing": 60.0,
+    "store.column_missing": 60.0,
+    "store.index_missing": 60.0,
+    "store.query_failed": 60.0,
+}
+"""Seconds for which something may be wrong while running before it counts as wrong: brokers that
+start know of no topic, a migration takes a table or an index away and gives it back, a server or a
+proxy in between has no disk, memory or threads for a moment and words it in its own way."""
+
+_FATAL_CHECKS = {"sink.other_publisher", "sink.topic_recreated"}
+
+
+class Failures:
+    """Judges what shards and commands have met. Pure: times are arguments, s."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._well_since: float | None = None
+        self._wrong_since: dict[str, float] = {}
+        self._sightings: dict[int, list[float]] = {}
+
+    def is_well(self, shard: int, now: float, *, has_progressed: bool) -> None:
+        """A shard has reported: that it has done something, or only that it begins."""
+        if self._well_since is None:
+            self._well_since = now
+        if has_progressed:
+            self._wrong_since.pop(f"shard {shard}", None)
+
+    def is_done(self, command: type[Command]) -> None:
+        """A command of this kind was carried out: what one before has met was over."""
+        self._wrong_since.pop(command.__name__, None)
+
+    def of_shard(
+        self, shard: int, error: EventpubError, in_a_row: int, now: float
+    ) -> EventpubError | None:
+        """The error to end with, if a runner's failure is one.
+
+        Args:
+            in_a_row: how often that shard has failed without having done anything.
+        """
+        if error.code in _SIGHTINGS:
+            return self._another_publisher(shard, error, now)
+        if error.code == "shard.failed":
+            return error if in_a_row > _MOST_FAILURES else None
+        return (
+            None if error.retriable or self._may_pass(f"shard {shard}", error.code, now) else error
+        )
+
+    def of_command(
+        self, command: Command, error: EventpubError, now: float
+    ) -> EventpubError | None:
+        """The error to end with, if the failure of a command is one."""
+        if isinstance(command, CheckTopic):
+            return error if error.code in _FATAL_CHECKS else None
+        if isinstance(command, (CheckTable, CheckOpen)):
+            return None  # who reads or publishes meets it, too
+        who = type(command).__name__
+        return None if error.retriable or self._may_pass(who, error.code, now) else error
+
+    def _may_pass(self, who: str, code: str, now: float) -> bool:
+        """Whether what was met has not lasted for long, as far as who has met it can tell."""
+        if code not in _PASSES_WITHIN:
+            return False
+        return now - self._wrong_since.setdefault(who, now) < _PASSES_WITHIN[code]
+
+    def _another_publisher(
+        self, shard: int, error: EventpubError, now: float
+    ) -> EventpubError | None:
+        """Note it; the error to end with where it was seen so often that this one gives way."""
+        if self._well_since is None or now - self._well_since < _TAKEOVER:
+            return None
+        before = self._sightings.get(shard, [])
+        recent = [seen for seen in before if now - seen < _SIGHTINGS_WITHIN]
+        recent += [now] * _SIGHTINGS[error.code]
+        self._sightings[shard] = recent
+        if len(recent) < _MOST_SIGHTINGS:
+            return None
+        return SinkError(
+            "sink.fenced",
+            "another publisher with the same app.id is publishing to this topic; nothing "
+            "was lost or repeated, and this one, the older, stops",
+            where=f"app.id = {self._config.app.id}, topic {self._config.sink.topic}",
+            suggestion="let only one publisher run for an app.id",
+        )
+
+
+class Runners:
+    """The runners of all shards. Times are the machine's, s, and arguments.
 
     Attributes:
         is_stopping: whether runners were asked to leave for good.
@@ -207,15 +308,12 @@ class Runners:
     # -- runners come and go ----------------------------------------------------------------------
 
     def due(self, now: float) -> Iterator[Shard]:
-        """The shards for which one is to be started."""
         return (s for s in self._shards if s.lane is None and now >= s.start_at)
 
     def due_at(self) -> Iterator[float]:
-        """When the next are to be started."""
         return (shard.start_at for shard in self._shards if shard.lane is None)
 
     def start(self, shard: Shard, beginning: Beginning) -> None:
-        """Start one, which takes work from now on."""
         lane = Lane()
         shard.begin(lane)
         self._do(StartRunner(shard.number, lane, beginning))
@@ -262,11 +360,7 @@ class Runners:
         self._do(Show())
 
     def stop(self, error: EventpubError | None, now: float) -> None:
-        """Have the runners finish what they do; then it is over.
-
-        Args:
-            error: why; None: it was asked for, or everything is published.
-        """
+        """Have the runners finish what they do; then it is over, as of `Finish`."""
         if self.is_stopping:
             return
         self.is_stopping, self._error = True, error
@@ -281,7 +375,6 @@ class Runners:
         return all(shard.lane is None for shard in self._shards) or now >= self.stop_by
 
     def finish(self) -> None:
-        """End the run."""
         self.is_over = True
         self._do(Show())
         self._do(Finish(self._error))

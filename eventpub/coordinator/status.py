@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.health import STALLED_AFTER, Check
+from eventpub.coordinator.health import STALLED_AFTER, NamedCheck
 from eventpub.coordinator.progress import Rate, ShownLag
 from eventpub.coordinator.shards import Shard
 from eventpub.log import dropped
@@ -68,7 +68,7 @@ def document(  # noqa: PLR0913 (what all of it is made of)
     rate: Rate,
     low: int,
     *,
-    checks: Iterable[Check],
+    checks: Iterable[NamedCheck],
     shards: Iterable[dict[str, Any]],
     now: float,
 ) -> dict[str, Any]:
@@ -77,11 +77,10 @@ def document(  # noqa: PLR0913 (what all of it is made of)
     Args:
         low: everything created at or before is published, µs.
         shards: what is not in the progress of each.
-        now: the machine's monotonic time, s.
     """
     progress = lag.progress
 
-    def of_check(check: Check) -> dict[str, Any]:
+    def of_check(check: NamedCheck) -> dict[str, Any]:
         times = {"since": unix(check.since, now), "last_ok": unix(check.last_ok, now)}
         return asdict(check) | times
 
@@ -119,7 +118,6 @@ def unix(at: float | None, now: float) -> float | None:
 
 
 def _state(coordinator: Coordinator) -> str:
-    """What the publisher does: starting, running, paused or stopping."""
     if coordinator.runners.is_stopping:
         return "stopping"
     if any(shard.report is None for shard in coordinator.shards):
@@ -130,9 +128,7 @@ def _state(coordinator: Coordinator) -> str:
 def lag_seconds(coordinator: Coordinator, now: float, shard: Shard | None = None) -> float:
     """Age below the boundary of the oldest event that is not published, held ones included.
 
-    Args:
-        now: the machine's monotonic time, s.
-        shard: only of its events; at most that of the publisher.
+    Of one shard: only of its events; at most that of the publisher.
     """
     shown = coordinator.lag
     lag = shown.seconds(coordinator.durable.low, now)

@@ -43,13 +43,11 @@ class Polling:
     anew: bool = False
 
     def begin(self) -> bool:
-        """Start a poll; returns whether it must open a new connection."""
         self.is_under_way, self.waits_for_time = True, False
         anew, self.anew = self.anew, False
         return anew
 
     def done(self, pause: float, now: float) -> None:
-        """The poll was answered."""
         self.is_under_way, self.wait = False, _FIRST_WAIT
         self.at = now + pause
 
@@ -65,17 +63,13 @@ class Polling:
 
 
 class Windows:
-    """See the module. Pure: times are the machine's, s, and arguments, where nothing else is said.
+    """Pure: times are the machine's, s, and arguments, where nothing else is said.
 
     Args:
-        shards: of the publisher.
-        durable: has the position after which windows begin.
         with_rows: whether the rows of full pages are read for the shards.
         longest_wait: of a hold between two attempts, µs.
-        do: takes commands.
 
     Attributes:
-        polling: when the boundary is polled.
         planned: the end of the last window, or where the first begins, µs.
         last: the last window; None: nothing is planned yet.
     """
@@ -104,8 +98,7 @@ class Windows:
     def poll(self, now: float, *, is_paused: bool = False) -> None:
         """Poll the boundary, where that is due and shards can take what comes of it.
 
-        Args:
-            is_paused: only how far the boundary is, and what is open, is of use.
+        While the publisher is paused, only how far the boundary is, and what is open, is of use.
         """
         polling = self.polling
         if polling.is_under_way or now < polling.at:
@@ -127,9 +120,7 @@ class Windows:
     ) -> None:
         """The boundary was polled: send the window that there is now, if any.
 
-        Args:
-            uncounted_since: as of `channel.Beginning`.
-            is_paused: nothing is sent; the window is there again at the next poll.
+        While the publisher is paused nothing is sent; the window is there again at the next poll.
         """
         result = event.result
         self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
@@ -158,12 +149,7 @@ class Windows:
             self._send_for_holds(window, result, now)
 
     def due_at(self) -> list[float]:
-        """When the next poll is to be made, where nothing but time is waited for."""
         return [self.polling.at] if self.polling.waits_for_time else []
-
-    def connect_anew(self) -> None:
-        """The next poll does so."""
-        self.polling.anew = True
 
     def begin_at(self, position: int) -> None:
         """All shards have read up to there, µs: windows begin no lower.
@@ -180,7 +166,6 @@ class Windows:
     # -- what shards are sent ---------------------------------------------------------------------
 
     def begin(self, shard: Shard, now: float) -> None:
-        """A shard has a new runner: it reads up to where all are to read."""
         if self.last is not None:
             shard.send(self.last, now)
 
@@ -228,9 +213,5 @@ class Windows:
         return min(at), max([*at, self.planned])
 
     def is_reached(self, position: int) -> bool:
-        """Whether everything up to the boundary is published.
-
-        Args:
-            position: everything created at or before is, µs.
-        """
+        """Whether everything up to the boundary is published: that up to the position, µs, is."""
         return bool(self._boundary) and position >= self._boundary

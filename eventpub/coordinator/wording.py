@@ -1,57 +1,23 @@
-"""What the log says of a shard's report and of the boundary: lines, not decisions."""
+"""What the log says of shards' reports, and of how far they have read back: no decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from eventpub.channel import Folding, Report
 from eventpub.config import Config, format_time
 from eventpub.coordinator.events import Log
 from eventpub.coordinator.progress import Progress
-from eventpub.sources.mysql.fixes import writers_zone
-
-WATERMARK = {
-    "denied": "the account may not see open transactions, so the boundary is the database's time"
-    " minus read.delay; late commits are still found (to make them visible: GRANT PROCESS ON *.*)",
-    "stale": "no fresh answer about open transactions, since another client polls"
-    " information_schema.innodb_trx too often; the boundary is the database's time minus"
-    " read.delay; late commits are still found",
-}
-"""By state of the watermark, where it cannot see."""
-
 
 _TIMES = ("first_seen", "skipped_at")
 
 
 def warning(text: str, **facts: object) -> Log:
-    """A line at the level warning."""
     return Log("warning", text, facts)
 
 
-class Named:
-    """Limits the lines of one kind to so many a minute."""
-
-    def __init__(self, most: int = 100, seconds: float = 60.0) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._left = most
-        self._until = float("-inf")
-
-    def take(self, wanted: int, now: float) -> int:
-        """How many of those that are wanted may be written now; seconds."""
-        if now >= self._until:
-            self._left, self._until = self._most, now + self._seconds
-        taken = min(wanted, self._left)
-        self._left -= taken
-        return taken
-
-
 def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
-    """What of a report is more than numbers.
-
-    Args:
-        named: so many of the skipped gaps are named.
-    """
+    """What of a report is more than numbers; so many of the skipped gaps are named."""
     for gap in report.skipped[:named]:
         times = {name: format_time(gap[name]) for name in _TIMES if name in gap}
         yield warning("gap skipped", **gap | times)
@@ -85,55 +51,11 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         yield warning("holds ended: the events above the gap were deleted", count=count)
 
 
-def another_server(before: str, now: str) -> Log:
-    """The address leads to another database server."""
-    text = (
-        "another database server answers now: events only it has are published, those only the"
-        " old one had stay on the topic, and versions that differ become dead letters;"
-        " `eventpub verify` compares everything"
-    )
-    return warning(text, before=before, now=now)
-
-
-def clock_stepped(seconds: float, position: int) -> Log:
-    """The database's clock was set; back, where seconds are below 0."""
-    text = "the database's clock went back: until it catches up, the recount finds new rows"
-    if seconds > 0:
-        text = "the database's clock went ahead of this machine's: its seconds are counted again"
-    return warning(text, seconds=abs(round(seconds, 3)), position=format_time(position))
-
-
-def first_versions_missing(aggregates: int, first_version: int) -> Log:
-    """Very many aggregates begin above the first version."""
-    text = (
-        "very many aggregates begin above the first version and wait for it: either"
-        " store.first_version is wrong, or the first events were archived (read.start excludes"
-        " events created before a time)"
-    )
-    return warning(text, aggregates=aggregates, first_version=first_version)
-
-
-def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str, zone: str | None) -> Log:
-    """Rows are committed that were created before the horizon."""
-    text = (
-        "rows older than recount.horizon were committed only now; those among the newest ids are"
-        f" published, others may be missed: {writers_zone(zone)}; if transactions last that long,"
-        " raise recount.horizon above that"
-    ) + ", or GRANT PROCESS" * (watermark == "denied")
-    seconds = round((now - oldest) / 1e6)
-    facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}
-    return warning(text, code="store.rows_in_past", **facts)
-
-
-def rows_of_the_future(rows: int, seconds: float, zone: str | None) -> Log:
-    """The newest row lies in the future."""
-    text = "the newest event lies in the future and is published when its time comes; "
-    text += writers_zone(zone)
-    return warning(text, code="store.rows_in_future", rows=rows, seconds=round(seconds))
-
-
 _MANY_BEGIN_ABOVE = 1_000
 """Aggregates without their first version from which on that is said."""
+
+_GAPS_A_MINUTE = 100
+"""Skipped gaps that are named, each in a line of its own."""
 
 _OPENED_EVERY = 60.0
 """Seconds between two lines about gaps that were found: late commits open and fill many."""
@@ -144,19 +66,18 @@ class ReportLog:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._gaps_named = Named()
+        self._may_name, self._until = 0, float("-inf")
         self._warns_at = _MANY_BEGIN_ABOVE
         self._warns_of_passed = 1
         self._opened = 0
         self._opened_at = float("-inf")
 
     def lines(self, report: Report, progress: Progress, now: float) -> Iterator[Log]:
-        """What is to be said of a report.
-
-        Args:
-            progress: with this report.
-        """
-        named = self._gaps_named.take(len(report.skipped), now)
+        """What is to be said of a report, which is in the progress already."""
+        if now >= self._until:
+            self._may_name, self._until = _GAPS_A_MINUTE, now + 60.0
+        named = min(len(report.skipped), self._may_name)
+        self._may_name -= named
         yield from of_report(report, self._config.sink.gaps_topic, named)
         self._opened += report.counts.gaps_opened
         if self._opened and now - self._opened_at >= _OPENED_EVERY:
@@ -166,7 +87,13 @@ class ReportLog:
         begin_above, passed_over = progress.begin_above, progress.without_identity
         if begin_above >= self._warns_at:
             self._warns_at = 10 * begin_above
-            yield first_versions_missing(begin_above, self._config.store.first_version)
+            text = (
+                "very many aggregates begin above the first version and wait for it: either"
+                " store.first_version is wrong, or the first events were archived (read.start"
+                " excludes events created before a time)"
+            )
+            first = self._config.store.first_version
+            yield warning(text, aggregates=begin_above, first_version=first)
         if passed_over >= self._warns_of_passed:
             self._warns_of_passed = 10 * passed_over
             text = "rows without aggregate_id or version are skipped (store.without_identity)"
@@ -180,26 +107,16 @@ class FoldLog:
     """Says every 10 s how far it is, and when it may end."""
 
     def __init__(self) -> None:
-        self._shards: dict[int, Folding] = {}
         self._began: tuple[float, int] | None = None
         self._said = 0.0
 
-    def add(self, folding: Folding) -> None:
-        """A shard has come so far."""
-        if folding.read or folding.left:
-            self._shards[folding.shard] = folding
-
-    def forget(self, shard: int) -> None:
-        """The shard has read everything, or its runner has ended."""
-        self._shards.pop(shard, None)
-
-    def line(self, now: float) -> Log | None:
+    def line(self, foldings: Sequence[Folding], now: float) -> Log | None:
         """The line to log now, if any; seconds."""
-        if not self._shards:
+        read = sum(folding.read for folding in foldings)
+        left = sum(folding.left for folding in foldings)
+        if not (read or left):
             self._began = None
             return None
-        read = sum(folding.read for folding in self._shards.values())
-        left = sum(folding.left for folding in self._shards.values())
         if self._began is None:
             self._began, self._said = (now, left), now - _FOLDING_EVERY
         if now - self._said < _FOLDING_EVERY:

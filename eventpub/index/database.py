@@ -25,8 +25,8 @@ from typing import Any
 
 from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
 
-from eventpub.clock import SYSTEM_CLOCK, Clock
 from eventpub.errors import StateError
+from eventpub.times import SYSTEM_CLOCK, Clock
 
 FORMAT = 3
 IDENTITY = b"midentity"

@@ -7,8 +7,7 @@ ends. The tests build their other servers upon these (`tests/servers`).
 
 from eventpub.local.broker import Kafka, kafka
 from eventpub.local.databases import Database, mariadb
-from eventpub.local.downloads import on_stderr, silent
-from eventpub.local.java import find_java
+from eventpub.local.downloads import find_java, on_stderr, silent
 from eventpub.local.processes import Server
 
 __all__ = ["Database", "Kafka", "Server", "find_java", "kafka", "mariadb", "on_stderr", "silent"]

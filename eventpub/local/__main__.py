@@ -10,12 +10,12 @@ import argparse
 import signal
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from eventpub.errors import EventpubError
 from eventpub.local import Database, kafka, mariadb
-from eventpub.stop_flag import StopFlag
 
 
 def main(arguments: list[str]) -> int:
@@ -24,9 +24,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("directory", type=Path, nargs="?", help="a temporary one when not given")
     parser.add_argument("--port", type=int, help="a free one when not given")
     given = parser.parse_args(arguments)
-    stopped = StopFlag()
+    signals: list[int] = []  # no lock that the interrupted thread may hold
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, lambda got, _: signals.append(got))
     with ExitStack() as stack:
         folder = given.directory
         if folder is None:
@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> int:
         print(
             server.url() if isinstance(server, Database) else server.bootstrap_servers, flush=True
         )
-        while not stopped.wait(1) and server.running:
-            pass
+        while not signals and server.running:
+            time.sleep(0.05)
     return 0
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, Progress, check_space, installed, maven, on_stderr, tail
-from eventpub.local.java import find_java
+from eventpub.local.downloads import (
+    MIB,
+    Progress,
+    check_space,
+    find_java,
+    installed,
+    maven,
+    on_stderr,
+    run_once,
+)
 from eventpub.local.processes import Server, free_port
 
 VERSION = "4.3.1"
@@ -126,22 +132,12 @@ def _format_template(jars: Path) -> None:
     template = jars / "formatted"
     settings = jars / "format.properties"
     _write(settings, _settings(template, 9092, 9093))
-    answer = subprocess.run(
+    run_once(
         [
             *(str(find_java()), "-cp", f"{jars}/*", "kafka.tools.StorageTool"),
             *("format", "-t", new_id(), "-c", str(settings)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+        ]
     )
-    if answer.returncode != 0:
-        raise LocalError(
-            "local.start_failed",
-            "Kafka's storage could not be formatted:\n"
-            + tail(answer.stdout + answer.stderr, lines=15),
-            where=str(template),
-        )
 
 
 def _write(file: Path, properties: Mapping[str, str]) -> None:

@@ -8,16 +8,22 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, Progress, check_space, installed, maven, on_stderr, tail
+from eventpub.local.downloads import (
+    MIB,
+    Progress,
+    check_space,
+    installed,
+    maven,
+    on_stderr,
+    run_once,
+)
 from eventpub.local.processes import Server
 
 if TYPE_CHECKING:
@@ -161,27 +167,6 @@ def mariadb_of_maven(progress: Progress) -> Programs:
 
 MARIADB_OPTIONS = ["--skip-ssl"]
 """With TLS it would look for a new 4096-bit key at each start, for 3 to 14 s."""
-
-
-def run_once(command: Sequence[str], text: str = "") -> None:
-    # in a folder of its own: a MariaDB that starts removes the temporary tables of all in its own
-    with TemporaryDirectory(prefix="eventpub-") as temporary:
-        answer = subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            env={**os.environ, "TMPDIR": temporary},
-        )
-    if answer.returncode != 0:
-        raise LocalError(
-            "local.start_failed",
-            "the database could not be initialised:\n"
-            + tail(answer.stdout + answer.stderr, lines=15),
-            where=command[0],
-        )
 
 
 def _mariadb_artifact() -> str:

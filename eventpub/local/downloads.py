@@ -1,4 +1,5 @@
-"""The cache of server programs: each is fetched once, whole or not at all.
+"""The Java that runs the servers, and the cache of their programs: each is fetched once, whole or
+not at all.
 
 A program is built in a `.partial` folder and renamed when complete, under a file lock, so that a
 folder with the final name is always usable and two processes that start at once fetch it once.
@@ -10,17 +11,19 @@ import errno
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from eventpub.errors import LocalError
-from eventpub.local.java import find_java
 
 MIB = 1 << 20
 
@@ -204,5 +207,80 @@ def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> Non
         )
 
 
+def run_once(command: Sequence[str], text: str = "") -> None:
+    """Runs a command that prepares a server's first data; `text` is its input."""
+    # in a folder of its own: a MariaDB that starts removes the temporary tables of all in its own
+    with TemporaryDirectory(prefix="eventpub-") as temporary:
+        answer = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env={**os.environ, "TMPDIR": temporary},
+        )
+    if answer.returncode != 0:
+        raise LocalError(
+            "local.start_failed",
+            "the server's data could not be initialised:\n"
+            + tail(answer.stdout + answer.stderr, lines=15),
+            where=command[0],
+        )
+
+
 def tail(text: str, *, lines: int) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+OLDEST = 17
+"""Older ones run neither Spark nor Kafka."""
+_PLACES = (
+    "usr/lib/jvm/*/bin/java",
+    "opt/homebrew/opt/openjdk*/bin/java",
+    "usr/local/opt/openjdk*/bin/java",
+    "Library/Java/JavaVirtualMachines/*/Contents/Home/bin/java",
+)
+
+
+@cache
+def find_java() -> Path:
+    """The `java` of $JAVA_HOME, the PATH, or the system's usual folders that is new enough.
+
+    Raises:
+        LocalError: `local.java_missing`, with the command that installs one.
+    """
+    tried: list[str] = []
+    for candidate in dict.fromkeys(_candidates()):
+        version = version_of(candidate)
+        if version is not None and version >= OLDEST:
+            return candidate
+        tried.append(f"{candidate} ({f'Java {version}' if version else 'does not run'})")
+    raise LocalError(
+        "local.java_missing",
+        f"no Java {OLDEST} or newer was found"
+        + (f"; tried {', '.join(tried)}" if tried else " in JAVA_HOME, PATH or the usual folders"),
+        where="JAVA_HOME",
+        suggestion=f"set JAVA_HOME, or install one: apt-get install openjdk-{OLDEST}-jre-headless,"
+        f" dnf install java-{OLDEST}-openjdk-headless or brew install openjdk@{OLDEST}",
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home) / "bin" / "java"
+    if on_path := shutil.which("java"):
+        yield Path(on_path)
+    for pattern in _PLACES:
+        yield from sorted(Path("/").glob(pattern))
+
+
+def version_of(java: Path) -> int | None:
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(match[1]) if match and answer.returncode == 0 else None

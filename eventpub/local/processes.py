@@ -45,8 +45,6 @@ class Server(ABC):
     Attributes:
         directory: its data, configuration and log; a later server may be started on it again.
         port: where it listens; stays the same over `restart`.
-        log: what it printed.
-        environment: what is added to its environment.
     """
 
     name = "server"
@@ -98,7 +96,6 @@ class Server(ABC):
         self._deliver(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT after `pause`."""
         self._deliver(signal.SIGCONT)
 
     def restart(self) -> None:

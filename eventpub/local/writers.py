@@ -158,9 +158,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, help="until SIGTERM when not given")
     parser.add_argument("--json", action="store_true", help="a line of JSON every second")
     given = parser.parse_args(arguments)
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped, signals = threading.Event(), list[int]()
+    for number in (signal.SIGINT, signal.SIGTERM):  # `Event.set` would wait for the main thread
+        signal.signal(number, lambda got, _: signals.append(got))
     threads = round(min(100.0, max(4.0, given.rate / _OF_A_THREAD)))
     names = [f"order-{number:07d}" for number in range(_AGGREGATES)]
     writers = [
@@ -170,15 +170,16 @@ def main(arguments: Sequence[str]) -> int:
         writers[0].check()
     except (StoreError, pymysql.Error, OSError) as error:
         parser.exit(1, f"the table `events` of --url cannot be written to: {error}\n")
-    began = time.monotonic()
+    began = printed = time.monotonic()
     ends = began + (given.seconds or float("inf"))
     for writer in writers:
         writer.start()
-    while not stopped.wait(min(1.0, max(0.0, ends - time.monotonic()))):
-        if given.json:
-            _print(writers, time.monotonic() - began)
-        if time.monotonic() >= ends:
-            stopped.set()
+    while not signals and time.monotonic() < ends:
+        time.sleep(0.05)
+        if given.json and time.monotonic() - printed >= 1.0:
+            printed = time.monotonic()
+            _print(writers, printed - began)
+    stopped.set()
     seconds = time.monotonic() - began
     for writer in writers:
         writer.join(20)

@@ -18,7 +18,7 @@ from typing import Any
 
 from eventpub.config import Config
 from eventpub.errors import Check, EventpubError, SinkError, StateError, StoreError
-from eventpub.local.java import OLDEST, version_of
+from eventpub.local.downloads import OLDEST, version_of
 from eventpub.state import WITHOUT_FILES, StateDir
 
 _LITTLE_SPACE = 1 << 30
@@ -128,7 +128,7 @@ def _backlog(config: Config) -> list[Check]:
 
 def _state(config: Config) -> list[Check]:
     from eventpub.parts import real_parts
-    from eventpub.publisher.recovery import require_known, require_own
+    from eventpub.publisher.prepare import require_known, require_own
 
     folder = config.app.state_dir
     checks = [state_dir(folder)]

@@ -15,6 +15,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from eventpub.coordinator.progress import COUNTERS
+
 Status: TypeAlias = dict[str, Any]
 """As of `coordinator.status`."""
 Samples: TypeAlias = list[tuple[list[str], Any]]
@@ -116,57 +118,21 @@ METRICS = (
         lambda s: s["poll_age_seconds"],
     ),
     _gauge("holds_open", "aggregates that wait for a missing version", lambda s: s["holds_open"]),
-    _counter("rows_read", "rows_read", "rows of the event table that were read"),
-    _counter("events_published", "published", "events made visible on the topic"),
-    _counter("duplicates_dropped", "duplicates", "rows read again and dropped: already published"),
-    _counter("gaps_opened", "gaps_opened", "aggregates found with a version missing"),
-    _counter("gaps_filled", "gaps_filled", "gaps whose missing versions arrived"),
-    _counter("gaps_skipped", "gaps_skipped", "gaps that were skipped, recorded on `<topic>.gaps`"),
-    _counter("gaps_vanished", "gaps_vanished", "gaps above which the events were deleted"),
-    _counter(
-        "events_late",
-        "late",
-        "events that came after their version had been skipped; without those of"
-        " `eventpub dead retry`",
-    ),
-    _counter("events_dead", "dead", "rows that were refused, recorded on `<topic>.dead`"),
-    _counter(
-        "events_conflicting",
-        "conflicts",
-        "dead letters because another event had been published under the version",
-    ),
-    _counter(
-        "rows_in_past",
-        "rows_in_past",
-        "rows committed with times more than the horizon behind what had been read",
-    ),
-    _gauge(
-        "rows_ahead",
-        "rows with a `create_time` in the future, published when that time comes; some 10,000 are"
-        " counted at most",
-        lambda s: s["lag"]["ahead_rows"],
-    ),
-    _counter(
-        "rows_without_identity",
-        "without_identity",
-        "rows without an aggregate or a version, skipped (`store.without_identity`)",
-    ),
-    _counter("recount_found", "recount_found", "events that only a recount has found"),
-    _counter(
-        "transactions_passed",
-        "passed",
-        "transactions open for longer than the boundary waits for one (`read.max_wait`)",
+    *(
+        _counter(counter.metadata["metric"], counter.name, counter.metadata["meaning"])
+        for counter in COUNTERS
+        if counter.metadata["metric"]
     ),
     _counter(
         "log_lines_dropped",
         "log_lines_dropped",
         "log lines not written because stderr was not drained for too long",
     ),
-    _counter(
-        "producers_replaced",
-        "replaced",
-        "Kafka producers replaced after an abort, or an answer that left open whether it was"
-        " committed",
+    _gauge(
+        "rows_ahead",
+        "rows with a `create_time` in the future, published when that time comes; some 10,000 are"
+        " counted at most",
+        lambda s: s["lag"]["ahead_rows"],
     ),
     _by_shard("shard_lag_seconds", "lag_seconds", "the lag of each shard"),
     _by_shard("shard_holds_open", "holds", "aggregates of each shard that wait"),

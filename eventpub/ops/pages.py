@@ -65,7 +65,7 @@ from eventpub.ops.replies import (
 )
 from eventpub.ops.status import not_lasting
 from eventpub.ops.trace import trace
-from eventpub.settings_keys import effective
+from eventpub.settings import effective
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
 

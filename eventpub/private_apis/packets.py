@@ -185,7 +185,6 @@ class _Result:
         return row, at
 
     def _read(self, missing: int) -> bytes:
-        """At least one byte; in one go where much is missing."""
         connection = self._connection
         reason = ""
         try:
@@ -202,7 +201,6 @@ class _Result:
 
 
 def _columns(data: bytearray, starts: list[int], width: int) -> Columns:
-    """The values of rows that begin at `starts`."""
     buffer = pa.py_buffer(data)
     octets = np.frombuffer(data, np.uint8)
     at = np.array(starts, np.int64)

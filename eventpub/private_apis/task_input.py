@@ -45,7 +45,6 @@ def require_whole_input() -> None:
 
 
 def _stream() -> Any:
-    """What the worker reads from."""
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "main" and "infile" in frame.f_locals:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
+from eventpub import __version__
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.status import status, unanswered
+from eventpub.coordinator.status import notable, status, unanswered
 from eventpub.errors import EventpubError
 from eventpub.failpoint import failpoint
+from eventpub.masking import mask_all
 from eventpub.ops.http import Pages
 from eventpub.publisher.prepare import Prepared
-from eventpub.publisher.status_file import StatusFile
 from eventpub.publisher.workers import (
     BROKER_CHECKS,
     BoundaryWork,
@@ -37,17 +40,50 @@ _WORKERS_END = 0.3
 _ANSWER_TIMEOUT = 60.0
 _PAUSE_TIMEOUT = 5.0
 
-_STATUS_TIMEOUT = 1.0
-"""Seconds in which the loop makes a status; else it hangs, on a disk perhaps."""
+_KEPT_EVERY = 10.0
+"""Seconds after which the status is written although no check has changed: `at` is its age."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
-@dataclass(frozen=True)
-class StatusAsked:
-    """Another thread wants the status: only the loop reads what the loop changes."""
+class StatusFile:
+    """The status as it is written down, for when the publisher does not run or does not answer.
 
-    reply: Callable[[dict[str, Any]], None]
+    Args:
+        run: number of the run.
+
+    Attributes:
+        identity: what of the status names the publisher.
+    """
+
+    def __init__(self, config: Config, state: StateDir, run: int) -> None:
+        self._state = state
+        self._checks: list[tuple[str, str, str]] = []
+        self._at = float("-inf")
+        self.identity: dict[str, Any] = {
+            "version": __version__,
+            "app": config.app.id,
+            "table": config.store.table,
+            "topic": config.sink.topic,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "run": run,
+            "started_at": round(time.time(), 3),
+        }
+
+    def keep(
+        self, found: dict[str, Any], error: EventpubError | None = None, *, is_over: bool = False
+    ) -> None:
+        """Write a status down, where a check has changed, or the file is old, or it is over."""
+        now, checks = time.monotonic(), notable(found)
+        if not is_over and checks == self._checks and now - self._at < _KEPT_EVERY:
+            return
+        self._checks, self._at = checks, now
+        if is_over:
+            why = None if error is None else str(error)
+            found |= {"state": "stopped", "stopped_by": why, "stopped_at": time.time()}
+        with suppress(EventpubError):  # a full disk is met, and said, by what matters more
+            self._state.write(self._state.status_file, mask_all(found))
 
 
 class CommandRunner:
@@ -67,22 +103,18 @@ class CommandRunner:
         self._events = events
         self._coordinator = coordinator
         self._file = StatusFile(config, state, prepared.start_state.run)
-        self._last = self.document(time.monotonic())
-        self._is_asked = threading.Lock()
+        self._last = self._document()
         self._boundary_work = BoundaryWork(self._assignment, prepared.start_state.until)
         self._checks_work = ChecksWork(self._assignment)
         broker_work = BrokerWork(self._assignment, prepared.topics)
         post = events.put
-        work = self._boundary_work
+        work, checks = self._boundary_work, self._checks_work
         self._boundary = Worker("eventpub-boundary", work.do, post, work.close)
-        self._checks = Worker(
-            "eventpub-checks", self._checks_work.do, post, self._checks_work.close
-        )
+        self._checks = Worker("eventpub-checks", checks.do, post, checks.close)
         self._broker = Worker("eventpub-broker", broker_work.do, post)
         self._pages = Pages(config, self, state)
 
     def begin(self) -> None:
-        """Answer commands."""
         if self._coordinator.pauses.is_paused:
             log.warning(
                 "starting paused; run `eventpub resume` to start publishing",
@@ -95,18 +127,15 @@ class CommandRunner:
 
     def __exit__(self, *_: object) -> None:
         self._pages.end()
-        self._boundary.end(_WORKERS_END)
-        self._checks.end(_WORKERS_END)
-        self._broker.end(_WORKERS_END)
+        for worker in (self._boundary, self._checks, self._broker):
+            worker.end(_WORKERS_END)
 
     def show(self) -> None:
-        """Keep the current status; called about once a second."""
         self._state.beat()
         found = self.keep_status()
         self._pages.sample(found)
 
     def do(self, command: e.Command) -> None:
-        """Have it done; what comes of it is posted."""
         if isinstance(command, e.Poll):
             self._boundary.put(command)
         elif isinstance(command, e.StartRunner):
@@ -119,14 +148,7 @@ class CommandRunner:
             self._boundary_work.use(self._assignment)
             self._checks_work.use(self._assignment)
         elif isinstance(command, e.Remember):
-            failpoint("before_remember")
-            try:
-                self._state.write(self._state.progress_file, dict(command.what), lasting=True)
-                failpoint("after_remember")
-                self._events.put(e.Written(command.what))
-                self._forget(command.then)
-            except EventpubError as error:
-                self._events.put(e.Failed(command, error))
+            self._remember(command)
         elif isinstance(command, e.Log):
             getattr(log, command.level)(command.text, **command.facts)
         elif isinstance(command, BROKER_CHECKS):
@@ -134,37 +156,35 @@ class CommandRunner:
         else:
             self._checks.put(command)
 
-    def _forget(self, former: e.ForgetFormer | None) -> None:
-        if former is not None:
-            if former.shards is not None:
-                self._state.forget_shards(former.shards)
+    def _remember(self, command: e.Remember) -> None:
+        failpoint("before_remember")
+        try:
+            self._state.write(self._state.progress_file, dict(command.what), lasting=True)
+        except EventpubError as error:
+            self._events.put(e.Failed(command, error))
+            return
+        failpoint("after_remember")
+        self._events.put(e.Written(command.what))
+        if command.then is not None:
+            if command.then.shards is not None:
+                self._state.forget_shards(command.then.shards)
             self._state.forget_former()
 
     # -- what others ask ---------------------------------------------------------------------------
 
-    def document(self, now: float) -> dict[str, Any]:
-        """The status, made in the loop's thread; nothing in it changes any more.
+    def _document(self) -> dict[str, Any]:
+        return self._file.identity | status(self._coordinator, time.monotonic())
 
-        Args:
-            now: the machine's monotonic time, s.
-        """
-        self._last = self._file.identity | status(self._coordinator, now)
-        return self._last
+    def keep_status(
+        self, error: EventpubError | None = None, *, is_over: bool = False
+    ) -> dict[str, Any]:
+        """The status, made in the loop's thread, and kept as of `StatusFile.keep`."""
+        found = self._last = self._document()
+        self._file.keep(found, error, is_over=is_over)
+        return found
 
     def status(self) -> dict[str, Any]:
-        """The status as the loop says it; may be called in any thread but the loop's.
-
-        Where the loop does not answer: the last one, marked as of `unanswered`.
-        """
-        replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        if self._is_asked.acquire(timeout=_STATUS_TIMEOUT):
-            try:
-                self._events.put(StatusAsked(replies.put))
-                return replies.get(timeout=_STATUS_TIMEOUT)
-            except queue.Empty:
-                pass
-            finally:
-                self._is_asked.release()
+        """The status of the last second, marked as of `unanswered`; in any thread."""
         return unanswered(self._last, self._last["at"], time.time())
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
@@ -188,16 +208,7 @@ class CommandRunner:
             return {"is_paused": is_paused, "in_work": 0, "error": outcome.to_dict()}
         return {"is_paused": is_paused, "in_work": outcome, "error": None}
 
-    def keep_status(
-        self, error: EventpubError | None = None, *, is_over: bool = False
-    ) -> dict[str, Any]:
-        """The status, which is kept as of `StatusFile.keep`."""
-        found = self.document(time.monotonic())
-        self._file.keep(found, error, is_over=is_over)
-        return found
-
     def withdraw(self, id: str) -> None:
-        """Take back a request that waits; may be called in any thread."""
         self._events.put(e.Withdrawn(id))
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
-from typing import Any
 
 import structlog
 
@@ -32,7 +31,7 @@ from eventpub.coordinator.status import lag_seconds
 from eventpub.errors import EventpubError
 from eventpub.masking import mask_all
 from eventpub.parts import real_parts
-from eventpub.publisher.commands import CommandRunner, StatusAsked
+from eventpub.publisher.commands import CommandRunner
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.state import StateDir
 
@@ -45,8 +44,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class Publisher:
-    """See the module; `run` is its whole life."""
-
     def __init__(
         self, config: Config, available_now: bool, on_progress: Callable[[Progress], None]
     ) -> None:
@@ -54,7 +51,7 @@ class Publisher:
         self._available_now = available_now
         self._on_progress = on_progress
         self._state = StateDir(config.app.state_dir)
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
         self._stopped_by: int | None = None
 
     def run(self) -> Progress:
@@ -128,13 +125,9 @@ class Publisher:
             self._config, self._state, prepared, coordinator, self._events
         ) as runner:
             runner.begin()
-            event: e.Event | StatusAsked = e.Tick()
+            event: e.Event = e.Tick()
             while True:
                 now = time.monotonic()
-                if isinstance(event, StatusAsked):
-                    event.reply(runner.document(now))
-                    event = self._next(coordinator)
-                    continue
                 commands = coordinator.on(event, now)
                 coordinator.progress.stopped_by = self._stopped_by
                 for command in commands:
@@ -150,16 +143,15 @@ class Publisher:
                         runner.do(command)
                 event = self._next(coordinator)
 
-    def _next(self, coordinator: Coordinator) -> e.Event | StatusAsked:
+    def _next(self, coordinator: Coordinator) -> e.Event:
         """What has happened; a tick where its time has come, however much happens."""
         wait = coordinator.next_tick(time.monotonic())
         if wait <= 0:
             return e.Tick()
         try:
-            found: e.Event | StatusAsked = self._events.get(timeout=wait)
+            return self._events.get(timeout=wait)
         except queue.Empty:
             return e.Tick()
-        return found
 
     def _forget(self, request: Request) -> e.Reply:
         def forget(outcome: dict[int, str] | EventpubError) -> None:

@@ -33,12 +33,9 @@ Post = Callable[[e.Event], None]
 
 
 class Worker:
-    """A thread that does one command after the other, and posts what comes of it.
+    """A thread that does one command after the other, and posts its outcome, or `Failed`.
 
     Args:
-        name: of the thread.
-        do: what a command's outcome is; None: nothing is to be said of it.
-        post: takes the outcome, or `Failed`.
         close: called in the thread at its end.
     """
 
@@ -57,7 +54,6 @@ class Worker:
         self._thread.start()
 
     def put(self, command: e.Command) -> None:
-        """Have it done."""
         self._commands.put(command)
 
     def end(self, timeout: float) -> None:
@@ -89,12 +85,7 @@ def _unknown(command: e.Command, error: Exception) -> StateError:
 
 
 class BoundaryWork:
-    """Does `Poll`.
-
-    Args:
-        assignment: of all shards.
-        until: as of `Boundary`.
-    """
+    """Does `Poll`; `until` as of `Boundary`."""
 
     def __init__(self, assignment: Assignment, until: int | None) -> None:
         self._assignment = assignment
@@ -102,15 +93,9 @@ class BoundaryWork:
         self._boundary: Boundary | None = None
 
     def use(self, assignment: Assignment) -> None:
-        """The table is as it is now, from the next poll over new connections on."""
         self._assignment = assignment
 
     def do(self, command: e.Command) -> e.Event | None:
-        """The outcome of a poll, with the rows of a page.
-
-        Raises:
-            StoreError: see `Boundary.poll`.
-        """
         assert isinstance(command, e.Poll)
         if command.anew:
             self.close()
@@ -128,18 +113,13 @@ class BoundaryWork:
         return e.Polled(command.after, result)
 
     def close(self) -> None:
-        """Close the connections."""
         if self._boundary is not None:
             self._boundary.close()
             self._boundary = None
 
 
 class ChecksWork:
-    """Does what is asked of the database now and then: counts, samples, lag, table.
-
-    Args:
-        assignment: of all shards.
-    """
+    """Does what is asked of the database now and then: counts, samples, lag, table."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._config, self._stores = assignment.config, assignment.parts.stores
@@ -147,17 +127,11 @@ class ChecksWork:
         self._lag = Lag(assignment.parts.clock.monotonic)
 
     def use(self, assignment: Assignment) -> None:
-        """The table is as it is now."""
         before = self._store
         self._store = self._stores(self._config.store, assignment.layout)
         before.close()
 
     def do(self, command: e.Command) -> e.Event | None:
-        """The outcome of a command.
-
-        Raises:
-            StoreError: it could not be done.
-        """
         store, config = self._store, self._config
         if isinstance(command, e.Count):
             return self._count(command)
@@ -169,11 +143,10 @@ class ChecksWork:
         if isinstance(command, e.MeasureLag):
             poll = self._lag.measure(store, command.position, config.read.delay, command.read)
             return e.LagMeasured(command.position, poll.upper, self._lag.seconds, self._lag.events)
-        if isinstance(command, e.CheckTable):
-            layout = self._stores.discover(config.store)
-            with self._stores(config.store, layout) as as_it_is:
-                return e.TableChecked(layout, as_it_is.never_read())
-        raise TypeError(command)
+        assert isinstance(command, e.CheckTable)
+        layout = self._stores.discover(config.store)
+        with self._stores(config.store, layout) as as_it_is:
+            return e.TableChecked(layout, as_it_is.never_read())
 
     def _count(self, command: e.Count) -> e.Counted:
         now = self._store.now()
@@ -182,7 +155,6 @@ class ChecksWork:
         return e.Counted(now, rows, command.expected, command.in_turn)
 
     def close(self) -> None:
-        """Close the connections."""
         self._store.close()
 
 
@@ -194,8 +166,7 @@ class BrokerWork:
     """Does what is asked of the broker now and then: `BROKER_CHECKS`.
 
     Args:
-        assignment: of all shards.
-        topics: the topics' ids, as they were at the start.
+        topics: their ids, as they were at the start.
     """
 
     def __init__(self, assignment: Assignment, topics: dict[str, str]) -> None:
@@ -203,17 +174,11 @@ class BrokerWork:
         self._topics = topics
 
     def do(self, command: e.Command) -> e.Event | None:
-        """The outcome of a command.
-
-        Raises:
-            SinkError: it could not be done.
-        """
-        if isinstance(command, e.CheckTopic):
-            self._check_topic(command)
-            return e.TopicChecked()
         if isinstance(command, e.CheckOpen):
             return e.OpenChecked(are_left_open(self._clients, command.ends, _TIMEOUT))
-        raise TypeError(command)
+        assert isinstance(command, e.CheckTopic)
+        self._check_topic(command)
+        return e.TopicChecked()
 
     def _check_topic(self, command: e.CheckTopic) -> None:
         """Whether the topic is the same, and no other publisher writes to it.
@@ -266,13 +231,10 @@ class Lag:
             position: everything created at or before is read, µs.
             delay: between the boundary and the database's time, µs.
             read: rows read so far.
-
-        Raises:
-            StoreError: nothing has changed here then.
         """
         poll = store.poll(position, delay, 1)
         if not poll.has_rows:
-            self.nothing()
+            self.seconds, self.events, self._again = 0.0, 0, 0.0
             return poll
         now = self._clock()
         if now >= self._again:
@@ -285,7 +247,3 @@ class Lag:
         if self._counted < MOST_EVENTS:
             self.events = max(1, self._counted - (read - self._read))
         return poll
-
-    def nothing(self) -> None:
-        """Everything is read."""
-        self.seconds, self.events, self._again = 0.0, 0, 0.0

@@ -22,9 +22,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from eventpub import config
-from eventpub.clock import SYSTEM_CLOCK, Clock
 from eventpub.private_apis import bulk
-from eventpub.private_apis.client_log import TransactionLog
+from eventpub.private_apis.bulk import TransactionLog
 from eventpub.sink import faults
 from eventpub.sink.client_settings import (
     FETCH_LITTLE,
@@ -34,6 +33,7 @@ from eventpub.sink.client_settings import (
     refused,
     settings,
 )
+from eventpub.times import SYSTEM_CLOCK, Clock
 from eventpub.tokens import TokenProvider, find_function
 
 log = logging.getLogger("eventpub.sink")

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from eventpub import config
+from eventpub.config_values import refused_property
 from eventpub.errors import ConfigError
 from eventpub.masking import current
-from eventpub.properties import refused_property
 
 _COMMON: dict[str, Any] = {
     # Connecting to a broker when it is needed, not when a timer comes round: a new client is

@@ -20,8 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from eventpub.admission import values
-from eventpub.channel import Report
-from eventpub.channel.messages import fields_of, report_of
+from eventpub.channel import Report, fields_of, report_of
 from eventpub.errors import StateError
 from eventpub.index import Changes
 from eventpub.spark.place import Place

@@ -19,8 +19,8 @@ from eventpub.coordinator.progress import Progress, Rate, ShownLag
 from eventpub.coordinator.status import document, unanswered
 from eventpub.coordinator.wording import ReportLog
 from eventpub.errors import EventpubError
+from eventpub.publisher.commands import StatusFile
 from eventpub.publisher.prepare import Prepared
-from eventpub.publisher.status_file import StatusFile
 from eventpub.publisher.workers import ChecksWork, Worker
 from eventpub.sink.numbered import NumberedSink
 from eventpub.spark.journal import Journals

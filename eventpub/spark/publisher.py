@@ -19,8 +19,8 @@ import structlog
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.coordinator.events import CheckTopic
-from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.progress import Progress
+from eventpub.coordinator.shards import Failures
 from eventpub.errors import EventpubError
 from eventpub.ops.http import Pages
 from eventpub.publisher.prepare import Prepared

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventpub.config import Config
+from eventpub.config_values import SECRET_NAME
 from eventpub.errors import EventpubError, StateError, find_marked, words_of
-from eventpub.properties import SECRET_NAME
 from eventpub.state import StateDir
 from eventpub.state_files import disk_full, is_disk_full
 

@@ -25,8 +25,17 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from eventpub.admission import EVENTS, Shard, VersionRange, topic_partition, values
-from eventpub.channel import Beginning, Comparison, Lane, Report, Request, Window, request_of
-from eventpub.channel.messages import fields_of, report_of
+from eventpub.channel import (
+    Beginning,
+    Comparison,
+    Lane,
+    Report,
+    Request,
+    Window,
+    fields_of,
+    report_of,
+    request_of,
+)
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Index, folder_for

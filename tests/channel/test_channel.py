@@ -58,7 +58,7 @@ def test_who_waits_for_work_is_woken() -> None:
 
 
 def test_who_waits_for_long_may_do_what_is_due_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventpub.channel.lane._IDLE_AFTER", 0.1)
+    monkeypatch.setattr("eventpub.channel._IDLE_AFTER", 0.1)
     lane = Lane()
     assert [lane.receive() for _ in range(3)] == [None] * 3
     lane.send(Window(1, 10))

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpub.admission import Counts
-from eventpub.channel import Report, Request
-from eventpub.channel.messages import MalformedError, fields_of, report_of, request_of
+from eventpub.channel import MalformedError, Report, Request, fields_of, report_of, request_of
 
 _numbers = st.integers(-(2**63), 2**63 - 1)
 _optional = st.none() | _numbers

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from docs.generate import configuration
 from eventpub.cli import main
-from eventpub.settings_keys import KEYS
+from eventpub.settings import KEYS
 from tests.in_process import commands_run_in
 
 INTERFACE = """

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from eventpub.cli import eventpub
-from eventpub.settings_keys import KEYS, SECTIONS
+from eventpub.settings import KEYS, SECTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 TESTS = DOCS.parent / "tests"

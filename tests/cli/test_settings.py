@@ -10,10 +10,9 @@ import pytest
 
 from eventpub import masking
 from eventpub.config import format_time, parse_time
+from eventpub.config_values import PROTECTED_PROPERTIES
 from eventpub.errors import ConfigError
-from eventpub.properties import PROTECTED_PROPERTIES
-from eventpub.settings import CombinedConfigError, Loaded, load
-from eventpub.settings_keys import KEYS, effective
+from eventpub.settings import KEYS, CombinedConfigError, Loaded, effective, load
 from eventpub.sink import client_settings
 from eventpub.sources.mysql.connection import connect_arguments
 from tests.in_process import forget_secrets

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.coordinator.failures import Failures
+from eventpub.coordinator.shards import Failures
 from eventpub.errors import SinkError, StoreError
 
 NAMED: Any = SimpleNamespace(app=SimpleNamespace(id="a"), sink=SimpleNamespace(topic="t"))

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from eventpub.cli import eventpub
-from eventpub.settings_keys import KEYS
+from eventpub.settings import KEYS
 from tests.docs.pages import PAGES, ROOT, blocks, command_lines
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from eventpub.private_apis import SWITCHES
-from eventpub.private_apis.client_log import TransactionLog
+from eventpub.private_apis.bulk import TransactionLog
 
 SENT = ("SEND", "[thrd:TxnCoordinator]: Sent EndTxnRequest (v1, 60 bytes @ 0, CorrId 9)")
 ANSWERED = ("RECV", "[thrd:TxnCoordinator]: Received EndTxnResponse (v1, 6 bytes, CorrId 9)")

@@ -17,7 +17,7 @@ import psutil
 from confluent_kafka import Consumer, TopicPartition
 
 from eventpub.local import Kafka
-from eventpub.local.java import find_java
+from eventpub.local.downloads import find_java
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (

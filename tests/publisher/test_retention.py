@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from eventpub.local import Kafka
-from eventpub.local.java import find_java
+from eventpub.local.downloads import find_java
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, commit, create_table

@@ -21,8 +21,7 @@ from typing import Any
 from eventpub.errors import LocalError
 from eventpub.local.broker import LOGGER, LOGGING
 from eventpub.local.broker import VERSION as KAFKA_VERSION
-from eventpub.local.downloads import MIB, Progress, installed, maven, on_stderr, run
-from eventpub.local.java import find_java
+from eventpub.local.downloads import MIB, Progress, find_java, installed, maven, on_stderr, run
 from eventpub.local.processes import Server
 
 DEBEZIUM_VERSION = "3.6.3"

@@ -27,9 +27,16 @@ from eventpub.local.databases import (
     Programs,
     as_root,
     mariadb_of_maven,
-    run_once,
 )
-from eventpub.local.downloads import MIB, Progress, cache_folder, installed, on_stderr, tail
+from eventpub.local.downloads import (
+    MIB,
+    Progress,
+    cache_folder,
+    installed,
+    on_stderr,
+    run_once,
+    tail,
+)
 from tests.servers.packages import Packages, program, require_apt, unpack
 
 MariaDBVersion = Literal["10.11", "11.4", "11.8"]

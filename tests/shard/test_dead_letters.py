@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from eventpub.admission import EVENTS, Decision, Rules
-from eventpub.clock import SYSTEM_CLOCK
 from eventpub.config import Sink
 from eventpub.shard.context import Accounted
 from eventpub.shard.dead_letters import Refusals
 from eventpub.shard.publishing import Publishing
 from eventpub.sink import PublishedBatch, RecordRefusedError
+from eventpub.times import SYSTEM_CLOCK
 
 
 def events(*versions: int) -> pa.Table:

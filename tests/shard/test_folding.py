@@ -12,9 +12,9 @@ import pytest
 from eventpub import config
 from eventpub.admission import EVENTS, Decision, Shard
 from eventpub.channel import Beginning, Report
-from eventpub.clock import SYSTEM_CLOCK
 from eventpub.index import Index
 from eventpub.shard import folding
+from eventpub.times import SYSTEM_CLOCK
 
 SECOND = 1_000_000
 NOW = 1_700_000_000 * SECOND

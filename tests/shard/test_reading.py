@@ -16,7 +16,6 @@ import pytest
 from eventpub.admission import EVENTS
 from eventpub.admission.model import bucket_of
 from eventpub.channel import Beginning, Comparison, Lane, Report, Request, Stop, Window, Work
-from eventpub.clock import SYSTEM_CLOCK
 from eventpub.coordinator.recount import Recount
 from eventpub.errors import SinkError
 from eventpub.shard import runner as runner_module
@@ -26,6 +25,7 @@ from eventpub.shard.prefetch import read_ahead
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 from eventpub.shard.runner import Runner
 from eventpub.shard.step import Step
+from eventpub.times import SYSTEM_CLOCK
 
 SECOND = 1_000_000
 LOOK = Request("r", "retry", "a")

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pymysql.err
 import pytest
 
-from eventpub.clock import SYSTEM_CLOCK
 from eventpub.local import Database
 from eventpub.sources.mysql import Watermark, watermark
 from eventpub.sources.mysql.open_transactions import (
@@ -24,6 +23,7 @@ from eventpub.sources.mysql.open_transactions import (
     found_in,
     only_reads,
 )
+from eventpub.times import SYSTEM_CLOCK
 from tests.conftest import FreshDatabase, fresh_database
 from tests.servers.databases import mariadb, mysql
 from tests.store.tables import create

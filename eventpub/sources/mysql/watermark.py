@@ -27,7 +27,6 @@ from typing import Literal
 
 import pymysql.err
 
-from eventpub.clock import SYSTEM_CLOCK, Clock
 from eventpub.config import Store
 from eventpub.sources.mysql.connection import Connection, is_alive, is_mariadb, run
 from eventpub.sources.mysql.open_transactions import (
@@ -38,6 +37,7 @@ from eventpub.sources.mysql.open_transactions import (
     found_in,
 )
 from eventpub.sources.mysql.server import Pool
+from eventpub.times import SYSTEM_CLOCK, Clock
 
 State = Literal["denied", "stale", "held", "open"]
 

@@ -1,5 +1,8 @@
 """What the coordinator and the shards' runners say to each other: a closed set of typed messages.
 
+Runners are threads of the same process. Of a shard there is one at a time: the next one is started
+when `Ended` of the last has come.
+
     coordinator → runner   any number of Window, Comparison, Request; Stop
     runner → coordinator   any number of Report, Folding; Ended, which is the last
 
@@ -12,13 +15,15 @@ moment: the next one reads the topic back, and reports what it finds. So a repor
 
 from __future__ import annotations
 
+import json
+import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from types import UnionType
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias
 
 import pyarrow as pa
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from eventpub.admission import Counts
 from eventpub.errors import EventpubError
@@ -97,11 +102,13 @@ class Comparison:
 
     Attributes:
         number: grows; a shard reports which it has done last.
-        buckets: their numbers; none where there is nothing to compare.
     """
 
     number: int = 0
     buckets: tuple[int, ...] = ()
+
+
+Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -124,13 +131,15 @@ class Request:
         about: of "list": also the holds of these aggregates, and what is missing of their skips.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
     id: str
     action: Literal["retry", "skip", "list", "publish"]
     aggregate_id: str = ""
-    version: int | None = None
-    to_version: int | None = None
-    searched: tuple[int, ...] = ()
-    most: int = 0
+    version: Int64 | None = None
+    to_version: Int64 | None = None
+    searched: tuple[Int64, ...] = ()
+    most: Int64 = 0
     about: tuple[str, ...] = ()
 
 
@@ -143,6 +152,41 @@ Work: TypeAlias = Window | Comparison | Request | Stop
 """What a runner does, one after the other."""
 
 
+_IDLE_AFTER = 60.0
+"""Seconds without a message after which a runner may do what is due now and then."""
+
+
+class Lane:
+    """The queue of one runner's work, made for each start of a runner: what is left in it when the
+    runner has ended reaches no other one.
+
+    Attributes:
+        is_stopping: whether the work is to end: asked wherever something may take long, since a
+            `Stop` may have much before it.
+    """
+
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self._sent: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+
+    def send(self, message: Work) -> None:
+        """Have it done, after what was sent before; neither waits nor raises."""
+        if isinstance(message, Stop):
+            self.is_stopping = True
+        self._sent.put(message)
+
+    def receive(self) -> Work | None:
+        """Wait for the next work; None: `wake` was called, or nothing has come for a while."""
+        try:
+            return self._sent.get(timeout=_IDLE_AFTER)
+        except queue.Empty:
+            return None
+
+    def wake(self) -> None:
+        """Have the `receive` that waits, or the next one, return None."""
+        self._sent.put(None)
+
+
 # -- from a runner ---------------------------------------------------------------------------------
 
 
@@ -151,16 +195,14 @@ class Report:
     """What a shard has done since its last report, and where it is now.
 
     Attributes:
-        shard: its number.
         done: number of the last window that is done.
         position: everything created at or before is accounted for.
         low: the position, or just before the shard's oldest hold; see `Beginning`.
         hidden_since: as of `Window`, of the last one.
-        holds: open holds.
         next_due: when the next hold is due; None: nothing is held.
         offsets: next offset of each of the shard's partitions.
-        counts: since the last report.
-        published: records of events made visible, since the last report; so are all that follow.
+        counts, published: rows, and records of events made visible, since the last report; so are
+            all that follow.
         folded: records that another process, or an earlier one, had published and this one read
             back into the index.
         replaced: producers that were given up after an indefinite answer or an abort.
@@ -188,7 +230,6 @@ class Report:
         repeats_after: events created later may be published again where retention has removed them,
             since neither index nor topic knows them; None: none may.
         rebuilt: what was wrong with its index, which is rebuilt from the topic; None: nothing was.
-        seconds: by step.
         took: seconds of a micro-batch from its begin until it was decided.
         latency: events published by their age when their transaction was committed, in the buckets
             of `LATENCY_BOUNDS`; none: nothing was published.
@@ -234,13 +275,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Folding:
-    """How far a shard has read its topics back into its index.
-
-    Attributes:
-        shard: its number.
-        read: records so far.
-        left: offsets that are not read yet.
-    """
+    """How far a shard has read its topics back into its index: records so far, and offsets left."""
 
     shard: int
     read: int
@@ -252,7 +287,6 @@ class Ended:
     """A shard's runner has ended: nothing of the shard is open or in work any more.
 
     Attributes:
-        shard: its number.
         error: why; None: it was asked to.
     """
 
@@ -300,45 +334,16 @@ def request_of(given: Any) -> Request:
         MalformedError: it is none.
     """
     try:
-        fields: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in dict(given).items()
-        }
-        request = Request(**fields)
-        request.aggregate_id.encode()
-    except (ValueError, TypeError, AttributeError) as error:
+        return _requests().validate_json(json.dumps(given))
+    except (ValueError, TypeError, RecursionError) as error:
         raise MalformedError(f"not a request of this version: {_short(error)}") from error
-    hints = _hints_of_request()
-    if wrong := [name for name, value in fields.items() if not _fits(value, hints[name])]:
-        raise MalformedError(f"a request has another kind of {sorted(wrong)}")
-    return request
 
 
 @cache
-def _hints_of_request() -> dict[str, Any]:
-    return get_type_hints(Request)
+def _requests() -> TypeAdapter[Request]:
+    return TypeAdapter(Request)
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type of a request's field; numbers have 64 bits."""
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and -_LIMIT <= value < _LIMIT
-    origin, of = get_origin(hint), get_args(hint)
-    if origin is UnionType:
-        return any(_fits(value, each) for each in of)
-    if origin is Literal:
-        return isinstance(value, str) and value in of
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(each, of[0]) for each in value)
-    return isinstance(value, hint)
-
-
-_LIMIT = 2**63
-
-
-def _short(what: object) -> str:
-    """Cut what was received to at most a line."""
-    text = repr(what)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
-_LONGEST = 200
+def _short(error: Exception) -> str:
+    text = repr(error)
+    return text if len(text) <= 200 else f"{text[:200]}…"
