@@ -222,7 +222,6 @@ class Publishing:
         self._record(decision, known, position, published, refused, kept.run)
         if decision.publishes:
             self._context.parts.failpoint("after_index")
-            context.sink.check_between()
         report.counts.add(decision.counts)
 
     def _transact(

@@ -20,15 +20,12 @@ from eventpub.sink.encoder import CloudEvents, Encoder
 from eventpub.sink.fold import FOLD_TIMEOUT, Fold, end_all
 from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import PartitionId, Written, lost_records
-from eventpub.sink.origin import check_between, first_own, sources_of
+from eventpub.sink.origin import first_own, sources_of
 from eventpub.sink.owned_producer import OwnedProducer, transactional_id
 from eventpub.sink.transaction import Transactions
 
 _READ_BETWEEN = 5.0
 """Seconds to read, in an open transaction, what others have written since a fold."""
-
-_CHECKED_EVERY = 10.0
-"""Seconds between two checks at what others have written between this sink's transactions."""
 
 
 class ShardSink:
@@ -62,8 +59,6 @@ class ShardSink:
         self._sources = sources_of(app_id, former_ids)
         self._fold: Fold | None = None
         self._published: dict[PartitionId, int] = {}
-        self._between: dict[PartitionId, Written] = {}
-        self._check_at = 0.0
 
     def __enter__(self) -> ShardSink:
         return self
@@ -126,7 +121,7 @@ class ShardSink:
                 `sink.other_publisher`, `sink.topic_missing`, `sink.unreachable`, ….
         """
         self.ready()
-        self._published, self._between = {}, {}
+        self._published = {}
         is_transactional = self._owned.is_transactional
         self._fold = Fold(
             Scope(
@@ -195,26 +190,6 @@ class ShardSink:
         """The next offset of each own partition as the last fold left it."""
         return dict(self.last_fold.offsets)
 
-    def check_between(self) -> None:
-        """Check offsets between what this sink has written: another publisher's may be there.
-
-        Costs nothing in the common batch; where others may write, one check in a while. What cannot
-        be read now is checked later, or by the next fold.
-
-        Raises:
-            SinkError: `sink.other_publisher`.
-        """
-        if not self._between or self._clients.clock.monotonic() < self._check_at:
-            return
-        between, self._between = self._between, {}
-        self._check_at = self._clients.clock.monotonic() + _CHECKED_EVERY
-        try:
-            check_between(self._clients, self._sources, between)
-        except SinkError as error:
-            if error.code == "sink.other_publisher":
-                raise
-            self._between = between
-
     @property
     def last_fold(self) -> Fold:
         """The last one, and what it has found so far."""
@@ -245,9 +220,6 @@ class ShardSink:
         }
         marker = 1 if self._owned.is_transactional else 0
         next_offsets = {place: end + marker for place, (_, end) in written.items()}
-        for place, (first, _) in written.items():
-            if first > self._reached(place, first):
-                self._between.setdefault(place, (self._reached(place, first), first))
         self._published.update(next_offsets)
         return PublishedBatch(
             events=len(content.events) - lost,
@@ -273,11 +245,9 @@ class ShardSink:
                 if place[0] != self._sink.topic:
                     raise aborted(None, self._sink)  # made again: the next fold takes it as new
                 raise faults.records_gone(self._sink, place, self._reached(place, at), at)
-            if self._owned.is_transactional and self._fold is not None:
-                end = self._reached(place, 0)
-                if at > end:
-                    unread[place] = end, at
-        if unread and self._has_missed(unread):
+            if self._fold is not None and at > (end := self._reached(place, 0)):
+                unread[place] = end, at
+        if unread and self._has_missed(unread) and self._owned.is_transactional:
             self._give_up()
             self._clients.renew()  # the old one knows that broker for the leader
             raise aborted(None, self._sink)

@@ -61,9 +61,6 @@ class JournalSink:
                 self._keys.append(self._key(table))
         return PublishedBatch(content.events.num_rows, {})
 
-    def check_between(self) -> None:
-        """A journal has one writer."""
-
     def take(self) -> list[pa.Table]:
         """What was collected since the last call, schema `DECIDED`."""
         taken, self._tables = self._tables, []

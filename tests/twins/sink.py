@@ -79,9 +79,6 @@ class MemorySink:
         crash_point("after_commit")
         return PublishedBatch(len(rows), {PLACE: len(self._topic.rows)})
 
-    def check_between(self) -> None:
-        """Nobody else writes to it."""
-
     def close(self) -> None:
         """Nothing is open."""
 
