@@ -29,9 +29,9 @@ from eventpub.ops.sides import no_space_is_named, open_database, spill_folder
 from eventpub.ops.topic import committed_ends
 from eventpub.sink import ShardSink, faults, records
 from eventpub.sink.base import Content
-from eventpub.sink.causes import RecordRefusedError
 from eventpub.sink.client import Clients
 from eventpub.sink.reading import Place, own_records, read_committed
+from eventpub.sink.refusals import RecordRefusedError
 from eventpub.sink.topics import create, list_offsets, offsets_at, partition_counts
 from eventpub.sources.mysql import EventStore, Layout
 

@@ -5,7 +5,6 @@ once, whatever crashes; the topic is the truth, and `ShardSink.fold` reads it.
 """
 
 from eventpub.sink.base import PublishedBatch
-from eventpub.sink.causes import RecordRefusedError
 from eventpub.sink.checks import Written, checks
 from eventpub.sink.client import Clients, check_properties
 from eventpub.sink.faults import topic_gone, topic_remade
@@ -23,6 +22,7 @@ from eventpub.sink.origin import (
 from eventpub.sink.owned_producer import fence_all
 from eventpub.sink.reading import has_event, oldest_events
 from eventpub.sink.records import DeadRow, Record
+from eventpub.sink.refusals import RecordRefusedError
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import are_left_open, topic_ids, visible_ends
 

@@ -396,3 +396,16 @@ def topic_gone(sink: config.Sink) -> SinkError:
         f" {sink.bootstrap_servers} --create --topic {sink.topic} --partitions {sink.partitions}"
         " --config retention.ms=-1; the next start names the sink.accept_topic_id to set",
     )
+
+
+def aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
+    """Nothing was published, and the same may be tried again."""
+    why = "" if error is None else f" ({says(error)})"
+    return SinkError(
+        "sink.aborted",
+        f"the transaction was aborted, nothing was published{why}",
+        where=f"topic {sink.topic}",
+        suggestion="nothing to do: the next transaction publishes the same events; if this"
+        " repeats, see the broker's log",
+        retriable=True,
+    )

@@ -9,7 +9,6 @@ from typing import Any
 
 from eventpub.errors import SinkError
 from eventpub.sink.batch import Batch
-from eventpub.sink.causes import caution_of
 from eventpub.sink.client import Clients
 from eventpub.sink.fold import end_all
 from eventpub.sink.leaders import check_leaders
@@ -139,8 +138,7 @@ class Markers:
         for number in ("owner", *range(tasks)):
             with closing(OwnedProducer(self._clients, self._id, number)) as owned:
                 owned.ready()
-                caution = caution_of((self._clients.sink.bootstrap_servers, f"{self._id}.{number}"))
                 probe = Batch({}, [(self.place[0], self.record("", b""))])
-                Transactions(self._clients, 1, owned, caution).run_in_vain(probe)
+                Transactions(self._clients, 1, owned).run_in_vain(probe)
             if not are_left_open(self._clients, ends, REACH_TIMEOUT):
                 return

@@ -29,12 +29,11 @@ from eventpub.errors import SinkError
 from eventpub.failpoint import failpoint
 from eventpub.sink.base import no_crash
 from eventpub.sink.batch import Batch
-from eventpub.sink.causes import RecordRefusedError, caution_of
 from eventpub.sink.client import Clients
 from eventpub.sink.markers import Marker, Markers
 from eventpub.sink.missing_markers import PartitionId, require_none_left_open
-from eventpub.sink.owned_producer import OwnedProducer, fence_all, transactional_id
-from eventpub.sink.refusals import Refusals, Refused
+from eventpub.sink.owned_producer import OwnedProducer, fence_all
+from eventpub.sink.refusals import RecordRefusedError, Refusals, Refused
 from eventpub.sink.topics import partition_counts
 from eventpub.sink.transaction import Transactions
 
@@ -186,18 +185,14 @@ class NumberedSink:
         """
         with closing(OwnedProducer(self._clients, self._id, "owner")) as owned:
             owned.ready()
-            caution = caution_of((self._sink.bootstrap_servers, f"{self._id}.owner"))
-            transactions = Transactions(self._clients, 1, owned, caution)
+            transactions = Transactions(self._clients, 1, owned)
             transactions.run([self._marker(Numbered(query, -1, -1), "")], no_crash)
         # only now: an attempt that has begun before has read the markers, and is fenced
         fence_all(self._clients, self._id, tasks)
         self.markers.end_left_open(tasks)
 
     def _try(self, numbered: Numbered, parts: Parts, refusals: Refusals) -> bool:
-        number = numbered.task
-        caution = caution_of((self._sink.bootstrap_servers, transactional_id(self._id, number)))
-        owned = OwnedProducer(self._clients, self._id, number, sends_singly=caution.sends_singly)
-        with closing(owned):
+        with closing(OwnedProducer(self._clients, self._id, numbered.task)) as owned:
             owned.ready()
             failpoint("after_take")
             if numbered.is_repeated:
@@ -208,8 +203,8 @@ class NumberedSink:
             mine = (m["refused"] for key, m in markers if key == f"{self._id}/{numbered.task}")
             refusals.before = next(mine, 0)
             partitions = self.partitions.get(self._sink.topic, 1)
-            transactions = Transactions(self._clients, partitions, owned, caution)
-            batches = self._batches(numbered, parts, refusals, reduced=caution.reduces_dead)
+            transactions = Transactions(self._clients, partitions, owned)
+            batches = self._batches(numbered, parts, refusals, reduced=owned.caution.reduces_dead)
             transactions.run(batches, failpoint)
         return True
 

@@ -1,13 +1,45 @@
-"""The rows that the broker refuses to the tasks of a query, and how many of them come in a row."""
+"""The rows that the broker refuses: the error that names them, and how many come in a row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from eventpub.sink.causes import RecordRefusedError
+from eventpub.errors import SinkError
+from eventpub.terminal import counted
 
 Refused = dict[str, dict[int, str]]
 """By topic, the rows that the broker refuses, and why."""
+
+
+class RecordRefusedError(SinkError):
+    """The broker or the client will never take some records; nothing of the batch was published.
+
+    Args:
+        rows: indices into the events given to `publish`.
+        diverted_rows: indices into its `diverted`.
+        reason: what the refusal said.
+
+    Attributes:
+        by_topic: the rows of each topic.
+    """
+
+    def __init__(self, rows: Sequence[int], diverted_rows: Sequence[int], reason: str, topic: str):
+        super().__init__(
+            "sink.record_refused",
+            f"{counted(len(rows) + len(diverted_rows), 'record')} can never be published: {reason}",
+            where=f"topic {topic}",
+            suggestion="if the size is the reason, raise the topic's max.message.bytes and, in"
+            " [sink.properties], message.max.bytes",
+            retriable=True,
+        )
+        self.by_topic: dict[str, list[int]] = {}
+        self.rows = list(rows)
+        self.diverted_rows = list(diverted_rows)
+        self.reason = reason
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "type": SinkError.__name__}
 
 
 class Refusals:

@@ -14,14 +14,13 @@ from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.batch import Batch, batch_of
-from eventpub.sink.causes import aborted, caution_of
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents, Encoder
 from eventpub.sink.fold import FOLD_TIMEOUT, Fold, end_all
 from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import PartitionId, Written, lost_records
 from eventpub.sink.origin import first_own, sources_of
-from eventpub.sink.owned_producer import OwnedProducer, transactional_id
+from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.transaction import Transactions
 
 _READ_BETWEEN = 5.0
@@ -53,9 +52,8 @@ class ShardSink:
         self._encoder = encoder or CloudEvents(app_id)
         self._shard = shard
         name = shard.number if owner is None else owner
-        self._caution = caution_of((clients.sink.bootstrap_servers, transactional_id(app_id, name)))
-        self._owned = OwnedProducer(clients, app_id, name, sends_singly=self._caution.sends_singly)
-        self._transactions = Transactions(clients, shard.partitions, self._owned, self._caution)
+        self._owned = OwnedProducer(clients, app_id, name)
+        self._transactions = Transactions(clients, shard.partitions, self._owned)
         self._sources = sources_of(app_id, former_ids)
         self._fold: Fold | None = None
         self._published: dict[PartitionId, int] = {}
@@ -78,7 +76,7 @@ class ShardSink:
     @property
     def needs_replacement(self) -> bool:
         """True when it must not be used again: close it, make a new one, fold, go on."""
-        is_slow = self._owned.sends_singly and not self._caution.sends_singly
+        is_slow = self._owned.sends_singly and not self._owned.caution.sends_singly
         return self._owned.needs_replacement or is_slow
 
     def serve(self) -> None:
@@ -169,7 +167,7 @@ class ShardSink:
             if not lost:
                 return restored
             if self.needs_replacement:
-                raise aborted(None, self._sink)
+                raise faults.aborted(None, self._sink)
             self._transactions.run([Batch({}, lost)], no_crash, self._check_offsets)
             restored += len(lost)
 
@@ -179,7 +177,7 @@ class ShardSink:
         By an aborted transaction of one record each. Another producer's stays open.
         """
         if self.needs_replacement:
-            raise aborted(None, self._sink)
+            raise faults.aborted(None, self._sink)
         client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
         probes = [(topic, records.Record("", b"", p, 0, [])) for topic, p in sorted(places)]
         batch = Batch({}, probes)
@@ -209,7 +207,7 @@ class ShardSink:
             )
         if content.is_empty:
             return PublishedBatch(0, {})
-        reduced = self._caution.reduces_dead
+        reduced = self._owned.caution.reduces_dead
         batch = batch_of(self._sink, self._encoder, self._shard, content, reduced=reduced)
         self._transactions.run([batch], crash_point, self._check_offsets)
         lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
@@ -243,14 +241,16 @@ class ShardSink:
             if 0 <= at < self._reached(place, at) - marker:
                 self._give_up()
                 if place[0] != self._sink.topic:
-                    raise aborted(None, self._sink)  # made again: the next fold takes it as new
+                    raise faults.aborted(
+                        None, self._sink
+                    )  # made again: the next fold takes it as new
                 raise faults.records_gone(self._sink, place, self._reached(place, at), at)
             if self._fold is not None and at > (end := self._reached(place, 0)):
                 unread[place] = end, at
         if unread and self._has_missed(unread) and self._owned.is_transactional:
             self._give_up()
             self._clients.renew()  # the old one knows that broker for the leader
-            raise aborted(None, self._sink)
+            raise faults.aborted(None, self._sink)
 
     def _give_up(self) -> None:
         self._transactions.abort()

@@ -17,11 +17,10 @@ from confluent_kafka import KafkaError, KafkaException
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults
 from eventpub.sink.base import CrashPoint, no_crash
-from eventpub.sink.batch import Batch
-from eventpub.sink.causes import Causes, Caution, aborted
+from eventpub.sink.batch import Batch, Producing
 from eventpub.sink.client import Clients
 from eventpub.sink.owned_producer import OwnedProducer
-from eventpub.sink.producing import Producing
+from eventpub.sink.refusals import RecordRefusedError
 
 COMMIT_TIMEOUT = 30.0
 """Seconds until a commit without an answer is given up as indefinite."""
@@ -52,21 +51,13 @@ class Transactions:
         clients: of the cluster.
         partitions: of the topic.
         owned: the producer.
-        caution: what failures before have taught.
     """
 
-    def __init__(
-        self,
-        clients: Clients,
-        partitions: int,
-        owned: OwnedProducer,
-        caution: Caution,
-    ) -> None:
+    def __init__(self, clients: Clients, partitions: int, owned: OwnedProducer) -> None:
         self._clock, self._sink = clients.clock, clients.sink
+        self._partitions = partitions
         self._owned = owned
-        self._caution = caution
-        self._producing = Producing(clients, owned, caution)
-        self._causes = Causes(clients.sink, partitions, owned, caution, self._fault)
+        self._producing = Producing(clients, owned)
         self._began = 0.0
 
     def run(
@@ -91,7 +82,7 @@ class Transactions:
             check(batch)
         crash_point("before_commit")
         self._commit()
-        self._caution.forget()
+        self._owned.caution.forget()
         crash_point("after_commit")
 
     def run_in_vain(self, batch: Batch) -> None:
@@ -156,7 +147,7 @@ class Transactions:
                 if error.retriable() and self._clock.monotonic() - started < COMMIT_TIMEOUT:
                     continue
                 if error.txn_requires_abort():
-                    raise (self.abort() or aborted(error, self._sink)) from exception
+                    raise (self.abort() or faults.aborted(error, self._sink)) from exception
                 raise self._indefinite(error) from exception
         self._doubt(started)
         if self._owned.log.is_strange:
@@ -193,10 +184,102 @@ class Transactions:
         # ends more than this transaction must be found out: only a fold sees either.
         self._owned.needs_replacement = True
         if batch.has_unreported:
-            self._caution.reports_each = True
+            self._owned.caution.reports_each = True
         # An abort brings the last delivery reports.
         self._owned.serve()
-        return worse or self._causes.find(error, doing, batch)
+        return worse or self._cause(error, doing, batch)
+
+    def _cause(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
+        """What to raise.
+
+        Args:
+            error: which the client has raised; None: none.
+            doing: what it was doing.
+            batch: what came of it.
+        """
+        if not self._owned.is_transactional:
+            # What is still queued must not be sent after the caller has begun again.
+            self._owned.needs_replacement = True
+        failed = batch.failed()
+        if batch.has_unreported:  # the next try, one by one, tells all that is refused
+            by_broker = [
+                e for e in (self._owned.log.transaction_error, *(e for _, e, _ in failed)) if e
+            ]
+            if any(e.code() in faults.REFUSED_RECORD for e in by_broker):
+                self._owned.caution.sends_singly = True
+            failed = [f for f in failed if f[1].code() not in faults.REFUSED_RECORD]
+        if batch.refused or failed:
+            refusal = self._refusal(batch, failed)
+            if refusal is not None:
+                return refusal
+            topic, error, _ = failed[0]
+            if error.code() in faults.MISSING:
+                return faults.topic_missing(self._sink, topic, self._partitions)
+        # What was said about the transaction as a whole explains more than what a call met.
+        error = self._owned.log.transaction_error or error
+        if error is None and batch.has_unreported:
+            return faults.aborted(None, self._sink)
+        if error is None:
+            self._owned.needs_replacement = True
+            return SinkError(
+                "sink.delivery_lost",
+                f"{batch.produced} records were produced, but"
+                f" {sum(r.count for r in batch.reports.values())} delivery reports came within"
+                f" {self._owned.flush_timeout:.0f} s; nothing was committed",
+                where=f"sink.bootstrap_servers = {self._sink.bootstrap_servers}",
+                suggestion="nothing to do: the batch is retried; if this repeats, the brokers are"
+                " too slow: lower read.page_rows, or see their logs",
+                retriable=True,
+            )
+        mapped = self._fault(error, doing)
+        if mapped.code == "sink.fatal" and not error.fatal():
+            return faults.aborted(error, self._sink)
+        return mapped
+
+    def _refusal(self, batch: Batch, failed: list[tuple[str, KafkaError, int]]) -> SinkError | None:
+        """The rows that can never be published, if that is what went wrong."""
+        refused = list(batch.refused)
+        by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]
+        if by_broker and not refused:
+            if len(by_broker) > 1 and not self._owned.sends_singly:
+                # The broker refuses a batch of records as one; alone, only the guilty one fails.
+                self._owned.caution.sends_singly = True
+                self._owned.needs_replacement = True
+                return faults.aborted(by_broker[0][1], self._sink)
+            refused = [
+                (t, row, faults.refuses(e, "the topic's max.message.bytes"))
+                for t, e, row in by_broker
+            ]
+        if not refused:
+            return None
+        of_events = [row for row in refused if row[0] in batch.events]
+        if not of_events:
+            topic, _, reason = refused[0]
+            if topic == self._sink.dead_topic and not self._owned.caution.reduces_dead:
+                self._owned.caution.reduces_dead = True
+                self._owned.needs_replacement = True
+                return faults.aborted(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason), self._sink)
+            return SinkError(
+                "sink.side_record_refused",
+                f"{topic} refuses a record even at its minimum size: {reason}",
+                where=f"topic {topic}",
+                suggestion=f"kafka-configs.sh --bootstrap-server {self._sink.bootstrap_servers}"
+                f" --alter --entity-type topics --entity-name {topic} --add-config"
+                " max.message.bytes=1048588 (or more); if [sink.properties] sets message.max.bytes,"
+                " raise that to as much; if the reason is the timestamp: --delete-config"
+                " message.timestamp.before.max.ms. Nothing was published",
+            )
+        refused = of_events
+        topic, _, reason = refused[0]
+        refusal = RecordRefusedError(
+            rows=[row for t, row, _ in refused if t == self._sink.topic],
+            diverted_rows=[row for t, row, _ in refused if t == self._sink.late_topic],
+            reason=reason,
+            topic=topic,
+        )
+        for name, row, _ in refused:
+            refusal.by_topic.setdefault(name, []).append(row)
+        return refusal
 
     def _doubt(self, started: float) -> None:
         self._owned.serve()

@@ -19,7 +19,7 @@ from eventpub.errors import SinkError
 from eventpub.local import Kafka
 from eventpub.private_apis import SWITCHES, bulk
 from eventpub.private_apis.bulk import Bulk, bulk_of
-from eventpub.sink import RecordRefusedError, ShardSink, causes, check_topics
+from eventpub.sink import RecordRefusedError, ShardSink, check_topics, owned_producer
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
@@ -201,7 +201,7 @@ class TestOnABroker:
                 assert topic == sink.topic
                 assert behind - first == counts[partition]
                 assert batch.next_offsets[topic, partition] == behind + 1
-        assert not any(c.reports_each for c in causes._by_owner.values())
+        assert not any(c.reports_each for c in owned_producer.cautions.values())
         assert_published_once(sink.bootstrap_servers, sink.topic, *parts)
         message = next(
             m for m in read_topic(sink.bootstrap_servers, sink.topic) if m.key() == b"order-3"

@@ -17,7 +17,6 @@ from eventpub.errors import SinkError
 from eventpub.sink import MissingMarkerError, ShardSink, are_left_open, check_topics, numbered
 from eventpub.sink.base import Content, no_crash
 from eventpub.sink.batch import Batch
-from eventpub.sink.causes import caution_of
 from eventpub.sink.client import Clients
 from eventpub.sink.missing_markers import PartitionId, Written
 from eventpub.sink.origin import Sources
@@ -243,7 +242,6 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
     topic, partition = place = batches.markers.place
     hasty = {"socket.timeout.ms": "1000", "message.timeout.ms": "900"}
     through = {"bootstrap_servers": own_broker.proxied, "properties": hasty}
-    caution = caution_of(("hasty", APP))
     lost = Record(f"{APP}/2", b"{}", partition, 0, [(SOURCE, APP)])
     with verification(own_broker, on=False):
         made = Clients(sink.model_copy(update=through))
@@ -251,7 +249,7 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
             late.ready()
             own_broker.proxy.strike_next(PRODUCE, "held")
             with pytest.raises(SinkError):
-                Transactions(made, 1, late, caution).run([Batch({}, [(topic, lost)])], no_crash)
+                Transactions(made, 1, late).run([Batch({}, [(topic, lost)])], no_crash)
         high = list_offsets(clients, [place], "latest")[place]
         eventually(lambda: not are_left_open(clients, {place: high}, 5.0))
         own_broker.proxy.release()
