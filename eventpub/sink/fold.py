@@ -18,7 +18,7 @@ from contextlib import closing
 
 from eventpub.sink.client import Clients
 from eventpub.sink.folded import Decoder, Folded, Scope
-from eventpub.sink.leaders import check_leaders, tail_gone
+from eventpub.sink.layout import check_leaders, tail_gone
 from eventpub.sink.missing_markers import (
     MissingMarkerError,
     PartitionId,

@@ -1,16 +1,21 @@
-"""The topic and its side topics: do they fit together, and do they keep what is published?
+"""The topic and its side topics: do they fit together, and who leads their partitions?
 
 What must hold before anything is published: the topic exists, and is the one that was written;
 `<topic>.gaps`, `<topic>.dead` (and `<topic>.late` where late events are diverted) exist with the
 same number of partitions; there are at least as many partitions as shards.
 
-Of the topic's settings, most are only said by `eventpub doctor`. A topic that would remove or
-refuse what is about to be published, for its age, stops `run` as well: it would be gone at once.
+A topic that would remove or refuse what is about to be published, for its age, stops `run`; its
+other settings are only said by `eventpub doctor`.
+
+A broker that is cut off from the others, and not from us, goes on to answer for what it led, with
+ends that are old. What must hold, too: nothing that follows from an end which has fallen, or has
+not grown, is believed of one broker alone where another one answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +25,8 @@ from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  
 from eventpub import config
 from eventpub.config import format_duration, format_time
 from eventpub.errors import SinkError
-from eventpub.sink import client_settings, faults
-from eventpub.sink.batch import AHEAD_OF_CLOCK
+from eventpub.sink import client, faults
 from eventpub.sink.client import Clients
-from eventpub.sink.leaders import tail_gone
 from eventpub.sink.topics import (
     REACH_TIMEOUT,
     create,
@@ -35,9 +38,10 @@ from eventpub.terminal import counted
 
 _KNOWN_WITHIN = 5.0
 """Seconds in which a broker that has just started knows of the topics that are there."""
-
-_LONGEST = (1 << 63) - 1
-"""ms: no limit."""
+_NO_LIMIT = (1 << 63) - 1
+"""ms."""
+_PATIENCE = 2.0
+"""Seconds that one broker has to answer who leads a partition."""
 
 
 @dataclass(frozen=True)
@@ -187,88 +191,13 @@ def alter(sink: config.Sink, topic: str) -> str:
     )
 
 
-def faults_of(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Settings of the topic that break the guarantees, each with the fix."""
-    own = client_settings.producer_settings(sink, None)
-    limit = largest_record(settings)
-    batch, most = int(own["batch.size"]), int(own["message.max.bytes"])
-    add = alter(sink, sink.topic)
-    delete = add.replace("--add-config", "--delete-config")
-    retention, size = (int(settings.get(f"retention.{name}", -1)) for name in ("ms", "bytes"))
-    ahead = 1000 * int(settings.get("message.timestamp.after.max.ms", 3_600_000))
-    taken = _longest_taken(settings)
-    by_age = " after their create_time: older ones are removed as they arrive"
-    found = [
-        (
-            "compact" in settings.get("cleanup.policy", ""),
-            "is compacted: of each aggregate only its last event is kept, and nothing of one whose"
-            " last event has a NULL payload; with a lost index those are published again",
-            f"{add} cleanup.policy=delete",
-        ),
-        (
-            retention >= 0,
-            f"keeps events for {format_duration(max(0, retention) * 1000)} (retention.ms)"
-            + by_age * (_longest_kept(settings) is not None),
-            f"{add} retention.ms=-1",
-        ),
-        (
-            size >= 0,
-            f"keeps {size} bytes of each partition (retention.bytes): older events are removed,"
-            " whether or not they were read",
-            f"{add} retention.bytes=-1",
-        ),
-        (
-            ahead < AHEAD_OF_CLOCK,
-            f"refuses records that are {format_duration(ahead)} ahead of the broker's clock"
-            " (message.timestamp.after.max.ms), which a database's clock may be",
-            f"{add} message.timestamp.after.max.ms=3600000",
-        ),
-        (
-            taken is not None,
-            f"refuses records that are older than {format_duration((taken or 0) * 1000)}"
-            " (message.timestamp.before.max.ms): older events become dead letters",
-            f"{delete} message.timestamp.before.max.ms",
-        ),
-        (
-            settings.get("message.timestamp.type", "CreateTime") != "CreateTime",
-            "gives records the broker's time (message.timestamp.type): create_time is in"
-            " ce_time only, and `verify` calls every record altered",
-            f"{add} message.timestamp.type=CreateTime",
-        ),
-        (
-            limit < batch,
-            f"takes {limit} bytes at once, but batches may have {batch}: refused ones are sent"
-            " again record by record",
-            f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {add}'
-            f" max.message.bytes={batch * 12 // 10}",
-        ),
-        (
-            most < limit,
-            f"takes records up to {limit} bytes, the client up to {most} (message.max.bytes):"
-            " larger ones become dead letters",
-            f'"message.max.bytes" = "{limit}" in [sink.properties]',
-        ),
-    ]
-    return [(fault, fix) for is_so, fault, fix in found if is_so]
-
-
-def largest_record(settings: Mapping[str, str]) -> int:
-    """Bytes that the topic takes at once."""
-    return int(settings.get("max.message.bytes", 1_048_588))
-
-
-def _longest_kept(settings: Mapping[str, str]) -> int | None:
-    """Age of an event at which it is removed, ms; None: it is not, for its age."""
+def by_age(settings: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Ages of an event at which the topic removes it, and from which on it refuses it, ms."""
     kept = int(settings.get("retention.ms", -1))
     by_create_time = settings.get("message.timestamp.type", "CreateTime") == "CreateTime"
-    deletes = "delete" in settings.get("cleanup.policy", "delete")
-    return kept if kept >= 0 and by_create_time and deletes else None
-
-
-def _longest_taken(settings: Mapping[str, str]) -> int | None:
-    """Age of an event from which on it is refused, ms; None: none is."""
-    taken = int(settings.get("message.timestamp.before.max.ms", _LONGEST))
-    return taken if taken < _LONGEST else None
+    removes = by_create_time and "delete" in settings.get("cleanup.policy", "delete")
+    taken = int(settings.get("message.timestamp.before.max.ms", _NO_LIMIT))
+    return kept if kept >= 0 and removes else None, taken if taken < _NO_LIMIT else None
 
 
 def check_age(clients: Clients, oldest: int, now: int) -> None:
@@ -284,7 +213,7 @@ def check_age(clients: Clients, oldest: int, now: int) -> None:
     sink = clients.sink
     settings = describe(clients, "topic", sink.topic)
     age = (now - oldest) // 1000
-    kept, taken = _longest_kept(settings), _longest_taken(settings)
+    kept, taken = by_age(settings)
     command = alter(sink, sink.topic)
     if kept is not None and age > kept:
         does = (
@@ -306,3 +235,95 @@ def check_age(clients: Clients, oldest: int, now: int) -> None:
         where=f"topic {sink.topic}",
         suggestion=f"{fix}  (set it again once consumers have read the backlog)",
     )
+
+
+def tail_gone(clients: Clients, place: tuple[str, int], saved: int, end: int) -> SinkError:
+    """What it means that a partition ends before what was written to it.
+
+    Its last records are gone, unless its brokers do not agree who leads it, or some do not answer.
+    """
+    topic, partition = place
+    metadata = _metadata(clients, topic)
+    found = _partitions(metadata, topic).get(partition)
+    by_broker = {
+        number: _partitions_said_by(clients, metadata, number, topic).get(partition)
+        for number in (() if found is None else found.replicas)
+    }
+    leaders = {n: None if said is None else said.leader for n, said in by_broker.items()}
+    if len(set(leaders.values())) < 2:
+        return faults.records_gone(clients.sink, place, saved, end)
+    why = f"one has answered with the end {end}, but {saved} was reached before"
+    return _disagree(clients, place, leaders, why)
+
+
+def check_leaders(clients: Clients, places: Iterable[tuple[str, int]]) -> None:
+    """Check that a second broker names the same leaders for these partitions.
+
+    If no second broker answers, it is unknown.
+
+    Raises:
+        SinkError: `sink.unreachable`: they do not agree, or none answers; ….
+    """
+    numbers: dict[str, set[int]] = {}
+    for topic, partition in places:
+        numbers.setdefault(topic, set()).add(partition)
+    for topic, partitions in numbers.items():
+        metadata = _metadata(clients, topic)
+        first = metadata.orig_broker_id  # -1: of one whose number was not known yet
+        found = {p: led for p, led in _partitions(metadata, topic).items() if p in partitions}
+        alone = {p: led.leader for p, led in found.items() if first in {led.leader, -1}}
+        for number in sorted({number for p in alone for number in found[p].replicas} - {first}):
+            said = _partitions_said_by(clients, metadata, number, topic)
+            for partition in alone.keys() & said.keys():
+                if (leader := said[partition].leader) != alone[partition]:
+                    both = {first: alone[partition], number: leader}
+                    raise _disagree(clients, (topic, partition), both, "ends may be old")
+                if number != leader:
+                    del alone[partition]
+            if not alone:
+                break
+
+
+def _disagree(
+    clients: Clients, place: tuple[str, int], leaders: Mapping[int, int | None], why: str
+) -> SinkError:
+    clients.renew()  # the old one may ask the wrong broker for 15 minutes
+    words = ", ".join(
+        f"broker {number} {'does not answer' if leader is None else f'says {leader}'}"
+        for number, leader in sorted(leaders.items())
+    )
+    return SinkError(
+        "sink.unreachable",
+        f"the brokers disagree about the leader of {place[0]}[{place[1]}] ({words}); {why}",
+        where=f"sink.bootstrap_servers = {clients.sink.bootstrap_servers}",
+        suggestion="look for a broker that is cut off from the others; publishing resumes when they"
+        " agree",
+        retriable=True,
+    )
+
+
+def _metadata(clients: Clients, topic: str) -> Any:
+    admin, _ = clients.admin()
+    try:
+        return client.call(admin.list_topics, topic, REACH_TIMEOUT)
+    except KafkaException as exception:
+        error = faults.kafka_error(exception)
+        clients.renew()
+        raise faults.fault(error, "asking who leads", clients.sink) from exception
+
+
+def _partitions_said_by(clients: Clients, metadata: Any, number: int, topic: str) -> dict[int, Any]:
+    """A topic's partitions as one broker knows them; none where it does not answer."""
+    broker = metadata.brokers.get(number)
+    if broker is None:
+        return {}
+    host = f"[{broker.host}]" if ":" in broker.host else broker.host
+    with suppress(KafkaException):
+        # its first question goes to the only broker that it knows
+        alone, _ = clients.admin_of(f"{host}:{broker.port}")
+        return _partitions(client.call(alone.list_topics, topic, _PATIENCE), topic)
+    return {}
+
+
+def _partitions(metadata: Any, topic: str) -> dict[int, Any]:
+    return metadata.topics[topic].partitions or {}

@@ -11,7 +11,7 @@ from eventpub.errors import SinkError
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
 from eventpub.sink.fold import end_all
-from eventpub.sink.leaders import check_leaders
+from eventpub.sink.layout import check_leaders
 from eventpub.sink.missing_markers import PartitionId, hanging
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.reading import iter_ranges

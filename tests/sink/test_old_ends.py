@@ -23,7 +23,7 @@ from eventpub.local import Kafka
 from eventpub.sink import DeadRow, ShardSink, check_topics, fold
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
-from eventpub.sink.leaders import check_leaders
+from eventpub.sink.layout import check_leaders
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
