@@ -12,7 +12,6 @@ from eventpub.sink.folded import Folded
 from eventpub.sink.layout import TopicLayout, check_age, check_topics, check_written
 from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.origin import (
-    Sources,
     check_between,
     check_sample,
     check_sides,
@@ -35,7 +34,6 @@ __all__ = [
     "Record",
     "RecordRefusedError",
     "ShardSink",
-    "Sources",
     "TopicLayout",
     "Written",
     "are_left_open",

@@ -240,10 +240,17 @@ def _replication(clients: Clients, cluster: Any, side: Sequence[str]) -> list[Ch
     ]
     is_missing = not set(written[: 1 + len(side)]) <= cluster.topics.keys()
     if sink.create_topics and is_missing and sink.replication_factor > len(cluster.brokers):
-        text = f"{brokers} cannot keep {sink.replication_factor} copies of the topics that run"
-        fix = f"set sink.replication_factor = {min(3, len(cluster.brokers))}"
-        fix += ", or create the topics by yourself"
-        made.append(Check(name, "wrong", f"{text} creates", fix, "sink.too_few_brokers"))
+        made.append(
+            Check(
+                name,
+                "wrong",
+                f"{brokers} cannot keep {sink.replication_factor} copies of the topics that run"
+                " creates",
+                f"set sink.replication_factor = {min(3, len(cluster.brokers))}, or create the"
+                " topics by yourself",
+                "sink.too_few_brokers",
+            )
+        )
     return made or [Check(name, "ok", f"as many copies as {brokers} can keep, or 3")]
 
 

@@ -26,30 +26,12 @@ from eventpub.sink.missing_markers import (
     hanging,
 )
 from eventpub.sink.reading import MARKER_TIMEOUT, Message, Reading, iter_ranges
-from eventpub.sink.topics import End, list_offsets
+from eventpub.sink.topics import End, list_offsets, open_below
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
-
-
-class StandingStill:
-    """For how long the last stable offset of each partition has stood still."""
-
-    def __init__(self) -> None:
-        self._stable: dict[PartitionId, int] = {}
-        self._since: dict[PartitionId, float] = {}
-        self._now = 0.0
-
-    def seen(self, stable: Mapping[PartitionId, int], now: float) -> None:
-        """Last stable offsets, as the broker has just given them."""
-        self._now = now
-        for place, offset in stable.items():
-            if self._stable.get(place) != offset:
-                self._stable[place], self._since[place] = offset, now
-
-    def seconds(self, place: PartitionId) -> float:
-        """Since it was another one."""
-        return self._now - self._since[place]
+_ENDED_WITHIN = 3 * MARKER_TIMEOUT
+"""Seconds in which what this producer ends in partitions is to be seen as ended."""
 
 
 class Fold(Iterator[Folded]):
@@ -138,7 +120,7 @@ class Fold(Iterator[Folded]):
             SinkError: `sink.hanging_transaction`, `sink.topic_recreated`, or as `check_topics`.
         """
         began: float | None = None
-        still = StandingStill()
+        still: dict[PartitionId, tuple[int, float]] = {}
         ended: set[PartitionId] = set()
         kept: dict[PartitionId, int] = {}
         of_others = self._scope.of_others
@@ -149,12 +131,14 @@ class Fold(Iterator[Folded]):
             stable = self._list("latest", committed=True)
             now = self._clients.clock.monotonic()
             began = began or now  # not before the broker answers
-            still.seen(stable, now)
+            for place, offset in stable.items():
+                if still.get(place, (None,))[0] != offset:
+                    still[place] = offset, now
             blocked = {place for place, end in ends.items() if stable[place] < end}
             if not (held := blocked | short):
                 return ends
             if now - began > MARKER_TIMEOUT:
-                seconds = {place: still.seconds(place) for place in held}
+                seconds = {place: now - still[place][1] for place in held}
                 # a marker may come after the answer that its transaction is over
                 late = {place for place, since in seconds.items() if since > MARKER_TIMEOUT}
                 self._check_tails(ends, short)
@@ -333,26 +317,11 @@ def end_all(
         SinkError: `sink.hanging_transaction`, or as `check_topics`.
     """
     ends = list_offsets(clients, places, "latest")
-    still = StandingStill()
-    began = clients.clock.monotonic()
-    ended: set[PartitionId] = set()
-    while True:
-        stable = list_offsets(clients, places, "latest", committed=True)
-        now = clients.clock.monotonic()
-        still.seen(stable, now)
-        behind = {place for place in places if stable[place] < ends[place]}
-        if not behind:
-            return
-        if now - began > MARKER_TIMEOUT and (new := behind - ended):
-            end_open(new)
-            ended |= new
-            # the marker of what has ended it may be left out as well
-            ends |= list_offsets(clients, list(new), "latest")
-            began = clients.clock.monotonic()
-        elif now - began > MARKER_TIMEOUT:
-            for place in sorted(behind):
-                seconds = still.seconds(place)
-                if seconds > MARKER_TIMEOUT:
-                    raise hanging(clients.sink, place, stable[place], ends[place], seconds)
-        meanwhile()
-        clients.clock.sleep(0.05 if now - began < MARKER_TIMEOUT else 0.2)
+    held = open_below(clients, ends, MARKER_TIMEOUT, meanwhile)
+    if held:
+        end_open(set(held))
+        # the marker of what has ended it may be left out as well
+        ends |= list_offsets(clients, list(held), "latest")
+        held = open_below(clients, ends, _ENDED_WITHIN, meanwhile)
+    for place, stable in sorted(held.items()):
+        raise hanging(clients.sink, place, stable, ends[place], _ENDED_WITHIN)

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.client import Clients
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.topics import list_offsets, open_below
 
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
@@ -234,12 +234,8 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     if list_offsets(clients, [place], "earliest")[place] > first:
         return None
     # a commit is answered before its markers are written
-    until = clients.clock.monotonic() + MARKER_TIMEOUT
-    while list_offsets(clients, [place], "latest", committed=True)[place] < end:
-        meanwhile()
-        if clients.clock.monotonic() > until:
-            return None
-        clients.clock.sleep(0.1)
+    if open_below(clients, {place: end}, MARKER_TIMEOUT, meanwhile):
+        return None
     ranges, sequence = {place: (first, end)}, str(version).encode()
     with closing(Reading(clients, ranges, patience=READ_TIMEOUT, meanwhile=meanwhile)) as reading:
         found = own_records(reading, app_ids, {aggregate_id.encode()})

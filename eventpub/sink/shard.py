@@ -163,7 +163,7 @@ class ShardSink:
         while True:
             # until it is seen: the marker of what is published here may be left out as well
             end_all(self._clients, list(written), self._end_open, meanwhile)
-            lost = lost_records(self._clients, self._sources.own, written, meanwhile)
+            lost = lost_records(self._clients, self._sources, written, meanwhile)
             if not lost:
                 return restored
             if self.needs_replacement:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal
 
 from confluent_kafka import (
@@ -24,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs e
 )
 
 from eventpub.sink import client, faults
-from eventpub.sink.client import Clients
+from eventpub.sink.client import ClientLog, Clients
 
 REACH_TIMEOUT = 10.0
 """Seconds that a broker may take to answer before it counts as away."""
@@ -42,32 +43,22 @@ _NO_TOPIC = faults.MISSING | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 def partition_counts(clients: Clients, timeout: float | None = None) -> dict[str, int]:
     """The number of partitions of each topic that this client may see."""
     timeout = REACH_TIMEOUT if timeout is None else timeout
-    admin, client_log = clients.admin()
-    _serve(admin)  # what it has logged since the last call
-    client_log.forget()
-    deadline = clients.clock.monotonic() + timeout
-    while True:
+    met: KafkaError | None = None
+    for admin, client_log, patience in _tries(clients, clients.admin, timeout):
         try:
-            metadata = client.call(admin.list_topics, None, min(1.0, timeout))
-            break
+            metadata = client.call(admin.list_topics, None, patience)
         except KafkaException as exception:
-            error = faults.kafka_error(exception)
             _serve(admin)
-            last_error = client_log.last_error
-            if last_error is not None and faults.is_refusal(last_error):
-                raise faults.auth_failed(clients.sink, last_error) from exception
-            if clients.clock.monotonic() > deadline:
-                raise faults.unreachable(
-                    clients.sink, "asking for the topics", timeout, last_error or error
-                ) from exception
-            # it may go on to ask one that does not answer
-            clients.renew()
-            admin, client_log = clients.admin()
-    return {
-        name: len(topic.partitions)
-        for name, topic in metadata.topics.items()
-        if topic.error is None and topic.partitions
-    }
+            met = client_log.last_error or faults.kafka_error(exception)
+            if faults.is_refusal(met):
+                raise faults.auth_failed(clients.sink, met) from exception
+            continue
+        return {
+            name: len(topic.partitions)
+            for name, topic in metadata.topics.items()
+            if topic.error is None and topic.partitions
+        }
+    raise faults.unreachable(clients.sink, "asking for the topics", timeout, met)
 
 
 def topic_ids(
@@ -85,10 +76,7 @@ def topic_ids(
     if not (asking := set(names)):
         return found
     met: KafkaError | None = None
-    for patience in _tries(clients, timeout):
-        admin, client_log = clients.admin()
-        _serve(admin)
-        client_log.forget()
+    for admin, client_log, patience in _tries(clients, clients.admin, timeout):
         for name, answer in _described(clients, asking, patience).items():
             if isinstance(answer, KafkaError):
                 met = answer
@@ -111,8 +99,10 @@ def topic_ids(
     raise faults.unreachable(clients.sink, "describing topics", timeout, met)
 
 
-def _tries(clients: Clients, timeout: float) -> Iterator[float]:
-    """How long each try of a question may take, s, as long as there is time for one.
+def _tries(
+    clients: Clients, asking: Callable[[], tuple[Any, ClientLog]], timeout: float
+) -> Iterator[tuple[Any, ClientLog, float]]:
+    """Who asks a question, and how long a try of it may take, s, as long as there is time for one.
 
     A broker that answers nothing may lead no longer: the next question is asked by new clients,
     which learn who does, also where this one gives up.
@@ -120,7 +110,10 @@ def _tries(clients: Clients, timeout: float) -> Iterator[float]:
     deadline = clients.clock.monotonic() + timeout
     patience = min(_FIRST_PATIENCE, timeout)
     while True:
-        yield patience
+        asked, client_log = asking()
+        _serve(asked)  # what it has logged since the last call
+        client_log.forget()
+        yield asked, client_log, patience
         clients.renew()
         left = deadline - clients.clock.monotonic()
         if left <= 0:
@@ -325,10 +318,8 @@ def _ask(  # noqa: PLR0913 (options, by keyword)
         return offsets
     met: KafkaError | None = None
     missing: str | None = None
-    for patience in _tries(clients, timeout):
-        consumer, client_log = clients.asking_consumer(committed=committed)
-        _serve(consumer)  # what it has logged since the last call
-        client_log.forget()
+    asks = partial(clients.asking_consumer, committed=committed)
+    for consumer, client_log, patience in _tries(clients, asks, timeout):
         missing = None
         for place, offset, error in _asked(clients, consumer, sorted(asking), at, patience):
             if error is None:
@@ -352,14 +343,42 @@ def _ask(  # noqa: PLR0913 (options, by keyword)
     raise faults.unreachable(clients.sink, "asking for offsets", timeout, met)
 
 
+def open_below(
+    clients: Clients,
+    ends: Mapping[tuple[str, int], int],
+    patience: float,
+    meanwhile: Callable[[], None] = lambda: None,
+    timeout: float = REACH_TIMEOUT,
+) -> dict[tuple[str, int], int]:
+    """Wait until no transaction is open below these offsets.
+
+    Args:
+        patience: seconds for which this waits.
+        meanwhile: called again and again while it waits; what it raises ends that.
+
+    Returns:
+        The last stable offset of each partition where one is still open.
+
+    Raises:
+        SinkError: as `check_topics`.
+    """
+    deadline = clients.clock.monotonic() + patience
+    while True:
+        stable = list_offsets(clients, list(ends), "latest", committed=True, timeout=timeout)
+        held = {place: stable[place] for place, end in ends.items() if stable[place] < end}
+        if not held or clients.clock.monotonic() >= deadline:
+            return held
+        meanwhile()
+        clients.clock.sleep(0.05)
+
+
 def are_left_open(clients: Clients, ends: Mapping[tuple[str, int], int], timeout: float) -> bool:
     """Whether a transaction keeps readers from what was committed up to these offsets.
 
     Raises:
         SinkError: as `check_topics`.
     """
-    stable = list_offsets(clients, list(ends), "latest", committed=True, timeout=timeout)
-    return any(stable[place] < end for place, end in ends.items())
+    return bool(open_below(clients, ends, 0, timeout=timeout))
 
 
 def _asked(

@@ -17,6 +17,7 @@ from eventpub.shard.publishing import _MOST_REDOS, _REDO
 from eventpub.sink import ShardSink
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
+from eventpub.sink.records import Columns, Record
 
 PARTITIONS = 4
 APP = "orders"
@@ -31,6 +32,13 @@ def settings(topic: str, bootstrap_servers: str, **more: Any) -> config.Sink:
     return config.Sink(
         topic=topic, bootstrap_servers=bootstrap_servers, partitions=PARTITIONS, **more
     )
+
+
+def records_of(columns: Columns) -> list[Record]:
+    """Records one by one; publishing loops over the columns."""
+    names = "keys", "values", "partitions", "timestamps", "headers"
+    rows = zip(*(getattr(columns, name) for name in names), strict=True)
+    return [Record(key, value, int(number), *rest) for key, value, number, *rest in rows]
 
 
 def ids_of(shard: Shard, count: int) -> list[str]:

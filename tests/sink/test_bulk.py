@@ -33,6 +33,7 @@ from tests.sink.helpers import (
     assert_published_once,
     events,
     read_topic,
+    records_of,
     settings,
     some_events,
 )
@@ -108,7 +109,7 @@ def one_by_one(table: pa.Table) -> list[tuple[Any, ...]]:
             r.timestamp,
             [(name, as_bytes(value)) for name, value in r.headers],
         )
-        for r in CloudEvents(APP).events(table, partitions_of(table, 8)).records()
+        for r in records_of(CloudEvents(APP).events(table, partitions_of(table, 8)))
     ]
 
 
@@ -206,7 +207,7 @@ class TestOnABroker:
         message = next(
             m for m in read_topic(sink.bootstrap_servers, sink.topic) if m.key() == b"order-3"
         )
-        written = CloudEvents(APP).events(parts[0], partitions_of(parts[0], PARTITIONS)).records()
+        written = records_of(CloudEvents(APP).events(parts[0], partitions_of(parts[0], PARTITIONS)))
         expected = next(r for r in written if r.key == "order-3")
         assert message.value() == expected.value
         assert message.timestamp()[1] == expected.timestamp

@@ -19,7 +19,6 @@ from eventpub.sink.base import Content, no_crash
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
 from eventpub.sink.missing_markers import PartitionId, Written
-from eventpub.sink.origin import Sources
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.records import SOURCE, Record
 from eventpub.sink.topics import list_offsets
@@ -43,7 +42,6 @@ from tests.sink.test_hazards import WRITE_TXN_MARKERS, eventually, verification
 from tests.sink.test_publish_and_fold import CrashError, crash_at, folded
 
 FIRST, SECOND, THIRD = (some_events(WHOLE, 40, version) for version in (1, 101, 201))
-OWN = Sources(frozenset({APP}))
 NewSink = Callable[[], ShardSink]
 
 
