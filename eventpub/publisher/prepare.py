@@ -192,7 +192,7 @@ def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _
         before: what progress.json says.
     """
     ends: dict[PartitionId, int] = {(t, p): end for t, p, end in before.get("ends", ())}
-    layout = check_topics(
+    partitions = check_topics(
         clients,
         shards=config.run.shards,
         late=config.gaps.late == "divert",
@@ -202,7 +202,7 @@ def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _
     acknowledged = check_written(clients, ids, before.get("topics", {}), ends)
     is_placed = _is_placed(clients, before, ids)
     check_sample(clients, sources_of(config.app.id, config.app.former_ids))
-    return _Topics(layout.partitions, ids, acknowledged, is_placed)
+    return _Topics(partitions, ids, acknowledged, is_placed)
 
 
 def _newest(found: Any, layout: Layout) -> tuple[int, int] | None:

@@ -16,9 +16,9 @@ from eventpub.coordinator.newest import MOST, SAMPLE
 from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.shard.assignment import Assignment
 from eventpub.sink import (
-    are_left_open,
     check_between,
     check_written,
+    open_below,
     sources_of,
     topic_gone,
     topic_ids,
@@ -212,7 +212,7 @@ class BrokerWork:
             self._check_topic(command)
             return e.TopicChecked()
         if isinstance(command, e.CheckOpen):
-            return e.OpenChecked(are_left_open(self._clients, command.ends, _TIMEOUT))
+            return e.OpenChecked(bool(open_below(self._clients, command.ends, 0, timeout=_TIMEOUT)))
         raise TypeError(command)
 
     def _check_topic(self, command: e.CheckTopic) -> None:

@@ -50,10 +50,10 @@ class Refusals:
         """
         reason = f"{refusal.code}: {refusal.reason}"
         before = len(self._reasons)
-        for table, rows in ((events, refusal.rows), (diverted, refusal.diverted_rows)):
-            if table is None or not rows:
+        for topic, table in ((self._sink.topic, events), (self._sink.late_topic, diverted)):
+            if table is None or topic not in refusal.by_topic:
                 continue
-            some = table.take(rows)
+            some = table.take(refusal.by_topic[topic])
             for key in zip(values(some, "aggregate_id"), values(some, "version"), strict=True):
                 self._reasons[key] = reason
         if len(self._reasons) == before:

@@ -9,7 +9,7 @@ from eventpub.sink.checks import Written, checks
 from eventpub.sink.client import Clients, check_properties
 from eventpub.sink.faults import topic_gone, topic_remade
 from eventpub.sink.folded import Folded
-from eventpub.sink.layout import TopicLayout, check_age, check_topics, check_written
+from eventpub.sink.layout import check_age, check_topics, check_written
 from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.origin import (
     check_between,
@@ -23,7 +23,7 @@ from eventpub.sink.reading import has_event, oldest_events
 from eventpub.sink.records import DeadRow, Record
 from eventpub.sink.refusals import RecordRefusedError
 from eventpub.sink.shard import ShardSink
-from eventpub.sink.topics import are_left_open, topic_ids, visible_ends
+from eventpub.sink.topics import open_below, topic_ids, visible_ends
 
 __all__ = [
     "Clients",
@@ -34,9 +34,7 @@ __all__ = [
     "Record",
     "RecordRefusedError",
     "ShardSink",
-    "TopicLayout",
     "Written",
-    "are_left_open",
     "check_age",
     "check_between",
     "check_properties",
@@ -49,6 +47,7 @@ __all__ = [
     "has_event",
     "has_written",
     "oldest_events",
+    "open_below",
     "sources_of",
     "topic_gone",
     "topic_ids",

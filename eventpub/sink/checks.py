@@ -17,14 +17,13 @@ from eventpub.errors import Check, EventpubError
 from eventpub.sink import client, client_settings, faults
 from eventpub.sink.batch import AHEAD_OF_CLOCK
 from eventpub.sink.client import Clients
-from eventpub.sink.faults import topic_gone, topic_missing
 from eventpub.sink.layout import (
     alter,
     by_age,
     check_written,
     describe,
-    too_few_partitions,
-    unequal_partitions,
+    written_topics,
+    wrong_topics,
 )
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, check_sample, sources_of
@@ -75,14 +74,14 @@ def checks(  # noqa: PLR0913 (options, by keyword)
         found = partition_counts(clients)
     except EventpubError as error:
         return [Check.wrong("broker", error)]
-    side = [sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
     made = [Check("broker", "ok", f"reached at {sink.bootstrap_servers}")]
     if lacking := missing_rights(clients, late=late):
         made.append(Check.wrong("rights", faults.rights_missing(sink, lacking)))
-    made.append(_topic(sink, found, shards, written))
+    of_topic, *of_side = _topics(sink, found, shards, written, late=late).values()
+    made.append(of_topic)
     if sink.topic in found:
         made.append(_history(clients, sources_of(app_id, former_ids), written))
-    made += [_side_topic(sink, found, topic) for topic in side]
+    made += of_side
     if sink.delivery == "exactly_once":
         made.append(_transactions(clients, app_id))
     if sink.topic in found:
@@ -94,19 +93,11 @@ def checks(  # noqa: PLR0913 (options, by keyword)
         for check in _side_settings(sink, topic, describe(clients, "topic", topic))
     ]
     if (cluster := _cluster(clients)) is not None:
-        made += _replication(clients, cluster, side)
+        made += _replication(clients, cluster, written_topics(sink, late=late))
         if sink.delivery == "exactly_once":
             broker = describe(clients, "broker", str(min(cluster.brokers)))
             made.append(_broker_settings(sink, broker))
     return made
-
-
-def _missing(sink: config.Sink, name: str, topic: str, partitions: int | None) -> Check:
-    if sink.create_topics:
-        count = partitions or sink.partitions
-        said = f"{topic} is not there yet; run creates it, {counted(count, 'partition')}"
-        return Check(name, "ok", said)
-    return Check.wrong(name, topic_missing(sink, topic, partitions))
 
 
 def _history(clients: Clients, sources: Sources, written: Written) -> Check:
@@ -122,37 +113,34 @@ def _history(clients: Clients, sources: Sources, written: Written) -> Check:
     return Check(name, "ok", f"nothing of another publisher at the ends of its partitions{id_}")
 
 
-def _topic(sink: config.Sink, found: Mapping[str, int], shards: int, written: Written) -> Check:
-    name = "topic"
+def _topics(
+    sink: config.Sink, found: Mapping[str, int], shards: int, written: Written, *, late: bool
+) -> dict[str, Check]:
+    """By topic, whether it is there as it has to be."""
+    was_written = any(topic == sink.topic and end for (topic, _), end in written.ends.items())
+    wrong = wrong_topics(sink, found, shards=shards, late=late, was_written=was_written)
     partitions = found.get(sink.topic, sink.partitions)
-    is_there = sink.topic in found
-    if not is_there and any(t == sink.topic and end for (t, _), end in written.ends.items()):
-        return Check.wrong(name, topic_gone(sink))
-    if shards > partitions and (is_there or sink.create_topics):
-        return Check.wrong(name, too_few_partitions(sink, shards, found.get(sink.topic)))
-    if not is_there:
-        return _missing(sink, name, sink.topic, None)
-    if written.partitions not in {None, partitions}:
-        return Check(
-            name,
-            "warn",
-            f"{sink.topic} has {counted(partitions, 'partition')}, but had {written.partitions}"
-            " when it was last written: an aggregate's events may be in two partitions; `run` reads"
-            " all of them back once",
-            "if consumers need each aggregate's order, let them catch up before you restart the"
-            " publisher",
-        )
-    return Check(name, "ok", f"{sink.topic}, {counted(partitions, 'partition')}")
-
-
-def _side_topic(sink: config.Sink, found: Mapping[str, int], topic: str) -> Check:
-    name = f"side topic {topic.removeprefix(sink.topic)}"
-    partitions = found.get(sink.topic)
-    if topic not in found:
-        return _missing(sink, name, topic, partitions)
-    if partitions is not None and found[topic] != partitions:
-        return Check.wrong(name, unequal_partitions(sink, topic, found))
-    return Check(name, "ok", f"{topic}, {counted(found[topic], 'partition')}")
+    checks = {}
+    for topic in written_topics(sink, late=late):
+        name = "topic" if topic == sink.topic else f"side topic {topic.removeprefix(sink.topic)}"
+        count = counted(partitions, "partition")
+        if topic in wrong:
+            checks[topic] = Check.wrong(name, wrong[topic])
+        elif topic not in found:
+            said = f"{topic} is not there yet; run creates it, {count}"
+            checks[topic] = Check(name, "ok", said)
+        elif topic == sink.topic and written.partitions not in {None, partitions}:
+            checks[topic] = Check(
+                name,
+                "warn",
+                f"{topic} has {count}, but had {written.partitions} when it was last written: an"
+                " aggregate's events may be in two partitions; `run` reads all of them back once",
+                "if consumers need each aggregate's order, let them catch up before you restart the"
+                " publisher",
+            )
+        else:
+            checks[topic] = Check(name, "ok", f"{topic}, {count}")
+    return checks
 
 
 def _transactions(clients: Clients, app_id: str) -> Check:
@@ -219,15 +207,15 @@ def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> Check:
     )
 
 
-def _replication(clients: Clients, cluster: Any, side: Sequence[str]) -> list[Check]:
+def _replication(clients: Clients, cluster: Any, topics: Sequence[str]) -> list[Check]:
     """Whether enough brokers keep what is published, and whether it can be published.
 
     Args:
-        side: the side topics that are written to.
+        topics: those that are written to.
     """
     sink = clients.sink
     name, brokers = "replication", counted(len(cluster.brokers), "broker")
-    written = [sink.topic, *side, *([_TRANSACTIONS] if sink.delivery == "exactly_once" else [])]
+    written = [*topics, *([_TRANSACTIONS] if sink.delivery == "exactly_once" else [])]
     weak: dict[Weakness, list[str]] = {}
     for topic in (each for each in written if each in cluster.topics):
         replicas = (len(p.replicas) for p in cluster.topics[topic].partitions.values())
@@ -238,7 +226,7 @@ def _replication(clients: Clients, cluster: Any, side: Sequence[str]) -> list[Ch
         Check(name, status, f"{', '.join(found)}: {text}", _alter_all(sink, found, setting))
         for (status, text, setting), found in weak.items()
     ]
-    is_missing = not set(written[: 1 + len(side)]) <= cluster.topics.keys()
+    is_missing = not set(topics) <= cluster.topics.keys()
     if sink.create_topics and is_missing and sink.replication_factor > len(cluster.brokers):
         made.append(
             Check(

@@ -43,7 +43,6 @@ class Fold(Iterator[Folded]):
         acknowledged: next offsets up to which all counts as committed, though `saved`, of a lost
             or older index, may be behind.
         end_open: ends what the shard's own producer has open in these partitions.
-        timeout: seconds without any progress after which it gives up.
         meanwhile: called again and again while nothing comes; what it raises ends the iteration.
 
     Attributes:
@@ -60,7 +59,6 @@ class Fold(Iterator[Folded]):
         written: Mapping[PartitionId, Written],
         acknowledged: Mapping[PartitionId, int],
         end_open: Callable[[set[PartitionId]], None] | None,
-        timeout: float = FOLD_TIMEOUT,
         meanwhile: Callable[[], None],
     ) -> None:
         self._scope = scope
@@ -69,7 +67,6 @@ class Fold(Iterator[Folded]):
         self._written = written
         self._acknowledged = acknowledged
         self._end_open = end_open
-        self._timeout = timeout
         self._meanwhile = meanwhile
         self._ends: dict[PartitionId, int] = {}
         self.offsets: dict[PartitionId, int] = dict(saved)
@@ -147,7 +144,7 @@ class Fold(Iterator[Folded]):
                 if self._end_open is not None and own:
                     self._end_open(own)
                     ended |= own
-                elif max(seconds.values()) > self._timeout or now - began > 4 * self._timeout:
+                elif max(seconds.values()) > FOLD_TIMEOUT or now - began > 4 * FOLD_TIMEOUT:
                     place = max(sorted(seconds), key=seconds.__getitem__)
                     at, end = stable[place], ends[place]
                     raise hanging(self._clients.sink, place, at, end, seconds[place])
@@ -238,7 +235,7 @@ class Fold(Iterator[Folded]):
             {**last},
             committed=True,
             few=True,
-            timeout=self._timeout,
+            timeout=FOLD_TIMEOUT,
             meanwhile=self._meanwhile,
         ):
             last.pop((message.topic(), message.partition()), None)
@@ -282,7 +279,7 @@ class Fold(Iterator[Folded]):
         reading = Reading(
             self._clients,
             {place: (self.offsets[place], self._ends[place]) for place in places},
-            patience=self._timeout,
+            patience=FOLD_TIMEOUT,
             meanwhile=self._meanwhile,
         )
         with closing(reading):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -44,24 +43,14 @@ _PATIENCE = 2.0
 """Seconds that one broker has to answer who leads a partition."""
 
 
-@dataclass(frozen=True)
-class TopicLayout:
-    """What was found: `created` are the topics that were missing."""
-
-    topic: str
-    partitions: int
-    created: tuple[str, ...]
-
-
 def check_topics(
     clients: Clients,
     *,
     shards: int = 1,
     late: bool = False,
     was_written: bool = False,
-    timeout: float = REACH_TIMEOUT,
-) -> TopicLayout:
-    """The topic's layout; what is missing is created where `create_topics` allows it.
+) -> int:
+    """The topic's partitions; what is missing is created where `create_topics` allows it.
 
     Args:
         shards: of the publisher; at most the topic's partitions.
@@ -73,34 +62,63 @@ def check_topics(
             `sink.topic_missing`, `sink.partition_count`.
     """
     sink = clients.sink
-    side = (sink.gaps_topic, sink.dead_topic, *((sink.late_topic,) if late else ()))
-    found = partition_counts(clients, timeout)
+    found = partition_counts(clients)
     deadline = clients.clock.monotonic() + _KNOWN_WITHIN
     while was_written and sink.topic not in found and clients.clock.monotonic() < deadline:
         clients.clock.sleep(0.2)
-        found = partition_counts(clients, timeout)
-    if lacking := missing_rights(clients, timeout, late=late):
+        found = partition_counts(clients)
+    if lacking := missing_rights(clients, late=late):
         raise faults.rights_missing(sink, lacking)
-    missing = [t for t in (sink.topic, *side) if t not in found]
+    while True:
+        for error in wrong_topics(
+            sink, found, shards=shards, late=late, was_written=was_written
+        ).values():
+            raise error
+        missing = [topic for topic in written_topics(sink, late=late) if topic not in found]
+        if not missing:
+            return found[sink.topic]
+        found = create(clients, missing, found.get(sink.topic, sink.partitions))
+
+
+def written_topics(sink: config.Sink, *, late: bool) -> list[str]:
+    """The topic and the side topics that are written to.
+
+    Args:
+        late: True where late events are diverted to ``<topic>.late``.
+    """
+    return [sink.topic, sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
+
+
+def wrong_topics(
+    sink: config.Sink,
+    found: Mapping[str, int],
+    *,
+    shards: int,
+    late: bool,
+    was_written: bool,
+) -> dict[str, SinkError]:
+    """By topic, why it cannot be written to, nor created as it has to be.
+
+    Args:
+        found: the partitions of the topics that are there.
+        shards, late, was_written: as of `check_topics`.
+    """
     partitions = found.get(sink.topic, sink.partitions)
-    if was_written and sink.topic in missing:
-        raise faults.topic_gone(sink)
-    if missing and not sink.create_topics:
-        raise faults.topic_missing(sink, missing[0], partitions)
-    if shards > partitions:
-        raise too_few_partitions(sink, shards, found.get(sink.topic))
-    if missing:
-        found = create(clients, missing, partitions, timeout)
-        partitions = found[sink.topic]
-    for topic in side:
-        if found[topic] != partitions:
-            raise unequal_partitions(sink, topic, found)
-    return TopicLayout(sink.topic, partitions, tuple(missing))
+    wrong: dict[str, SinkError] = {}
+    for topic in written_topics(sink, late=late):
+        if topic not in found and topic == sink.topic and was_written:
+            wrong[topic] = faults.topic_gone(sink)
+        elif topic not in found and not sink.create_topics:
+            wrong[topic] = faults.topic_missing(sink, topic, partitions)
+        elif topic == sink.topic and shards > partitions:
+            wrong[topic] = _too_few_partitions(sink, shards, found.get(sink.topic))
+        elif found.get(topic, partitions) != partitions:
+            wrong[topic] = _unequal_partitions(sink, topic, found[topic], partitions)
+    return wrong
 
 
-def unequal_partitions(sink: config.Sink, topic: str, counts: Mapping[str, int]) -> SinkError:
+def _unequal_partitions(sink: config.Sink, topic: str, count: int, partitions: int) -> SinkError:
     """The error of a side topic that has not as many partitions as the topic."""
-    count, partitions = counts[topic], counts[sink.topic]
     return SinkError(
         "sink.partition_count",
         f"{topic} has {counted(count, 'partition')}, {sink.topic} has {partitions};"
@@ -113,7 +131,7 @@ def unequal_partitions(sink: config.Sink, topic: str, counts: Mapping[str, int])
     )
 
 
-def too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:
+def _too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:
     """The error of shards that have no partition.
 
     Args:

@@ -16,7 +16,7 @@ from eventpub.sink.missing_markers import PartitionId, hanging
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import SOURCE, Record
-from eventpub.sink.topics import REACH_TIMEOUT, are_left_open, create, list_offsets
+from eventpub.sink.topics import create, list_offsets, open_below
 from eventpub.sink.transaction import Transactions
 
 _OPEN_FOR = 90.0
@@ -140,5 +140,5 @@ class Markers:
                 owned.ready()
                 probe = Batch({}, [(self.place[0], self.record("", b""))])
                 Transactions(self._clients, 1, owned).run_in_vain(probe)
-            if not are_left_open(self._clients, ends, REACH_TIMEOUT):
+            if not open_below(self._clients, ends, 0):
                 return

@@ -224,7 +224,7 @@ def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDA
 
 @dataclass(frozen=True)
 class FixedEvents:
-    """What the records of events have in common, as Arrow's columns; see `Encoder.fixed`.
+    """What the records of events have in common, as Arrow's columns; see `CloudEvents.fixed`.
 
     Attributes:
         keys: an array of text.

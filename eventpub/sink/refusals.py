@@ -16,27 +16,24 @@ class RecordRefusedError(SinkError):
     """The broker or the client will never take some records; nothing of the batch was published.
 
     Args:
-        rows: indices into the events given to `publish`.
-        diverted_rows: indices into its `diverted`.
+        by_topic: of each topic, indices into the rows given to it.
         reason: what the refusal said.
 
     Attributes:
-        by_topic: the rows of each topic.
+        rows: all of them.
     """
 
-    def __init__(self, rows: Sequence[int], diverted_rows: Sequence[int], reason: str, topic: str):
+    def __init__(self, by_topic: Mapping[str, Sequence[int]], reason: str) -> None:
+        self.by_topic, self.reason = by_topic, reason
+        self.rows = [row for rows in by_topic.values() for row in rows]
         super().__init__(
             "sink.record_refused",
-            f"{counted(len(rows) + len(diverted_rows), 'record')} can never be published: {reason}",
-            where=f"topic {topic}",
+            f"{counted(len(self.rows), 'record')} can never be published: {reason}",
+            where=f"topic {next(iter(by_topic))}",
             suggestion="if the size is the reason, raise the topic's max.message.bytes and, in"
             " [sink.properties], message.max.bytes",
             retriable=True,
         )
-        self.by_topic: dict[str, list[int]] = {}
-        self.rows = list(rows)
-        self.diverted_rows = list(diverted_rows)
-        self.reason = reason
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "type": SinkError.__name__}

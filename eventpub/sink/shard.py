@@ -15,8 +15,8 @@ from eventpub.sink import client, faults, records
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
-from eventpub.sink.encoder import CloudEvents, Encoder
-from eventpub.sink.fold import FOLD_TIMEOUT, Fold, end_all
+from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.fold import Fold, end_all
 from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import PartitionId, Written, lost_records
 from eventpub.sink.origin import first_own, sources_of
@@ -35,10 +35,9 @@ class ShardSink:
         shard: whose partitions this writes.
         former_ids: application ids that this publisher had before: their records count.
         owner: who writes where it is not the shard's runner, for the transactional id.
-        encoder: makes the records; by default CloudEvents.
     """
 
-    def __init__(  # noqa: PLR0913 (options, by keyword)
+    def __init__(
         self,
         clients: Clients,
         app_id: str,
@@ -46,10 +45,9 @@ class ShardSink:
         former_ids: Sequence[str] = (),
         *,
         owner: str | None = None,
-        encoder: Encoder | None = None,
     ) -> None:
         self._clients, self._sink = clients, clients.sink
-        self._encoder = encoder or CloudEvents(app_id)
+        self._encoder = CloudEvents(app_id)
         self._shard = shard
         name = shard.number if owner is None else owner
         self._owned = OwnedProducer(clients, app_id, name)
@@ -99,7 +97,6 @@ class ShardSink:
         acknowledged: Mapping[PartitionId, int] | None = None,
         everywhere: bool = False,
         with_contents: bool = False,
-        timeout: float = FOLD_TIMEOUT,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Fold:
         """Reads the shard's own partitions back from the saved next offsets to their end.
@@ -110,7 +107,7 @@ class ShardSink:
         Args:
             saved: next offsets, by topic and partition.
             written: of those that came from a `PublishedBatch`, what that one had written.
-            acknowledged, timeout, meanwhile: as of `Fold`.
+            acknowledged, meanwhile: as of `Fold`.
             everywhere, with_contents: as of `Scope`.
 
         Raises:
@@ -133,7 +130,6 @@ class ShardSink:
             written=written or {},
             acknowledged=(acknowledged if is_transactional else None) or {},
             end_open=self._end_open if is_transactional else None,
-            timeout=timeout,
             meanwhile=meanwhile,
         )
         return self._fold

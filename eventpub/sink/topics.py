@@ -165,9 +165,7 @@ def visible_ends(
 _NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
 
 
-def missing_rights(
-    clients: Clients, timeout: float = REACH_TIMEOUT, *, late: bool
-) -> dict[str, list[str]]:
+def missing_rights(clients: Clients, *, late: bool) -> dict[str, list[str]]:
     """What this account may not do with its topics and has to: Describe, Read, Write.
 
     Of a topic that is not there nothing is known, nor where the broker does not say.
@@ -177,9 +175,8 @@ def missing_rights(
             that was lost is built again from what was diverted before, too.
     """
     lacking: dict[str, list[str]] = {}
-    for topic, answer in _described(
-        clients, clients.sink.topics, timeout, with_rights=True
-    ).items():
+    answers = _described(clients, clients.sink.topics, REACH_TIMEOUT, with_rights=True)
+    for topic, answer in answers.items():
         needed = dict(_NEEDED)
         if topic == clients.sink.late_topic and not late:
             del needed[AclOperation.WRITE]
@@ -204,7 +201,6 @@ def create(
     clients: Clients,
     topics: list[str],
     partitions: int,
-    timeout: float = REACH_TIMEOUT,
     policy: str = "delete",
 ) -> dict[str, int]:
     """Create topics, unless they exist by now; the partitions of all topics.
@@ -225,10 +221,10 @@ def create(
         )
         for topic in topics
     ]
-    created: dict[str, Future[None]] = admin.create_topics(new, request_timeout=timeout)
+    created: dict[str, Future[None]] = admin.create_topics(new, request_timeout=REACH_TIMEOUT)
     for topic, future in created.items():
         try:
-            future.result(timeout + 5)
+            future.result(REACH_TIMEOUT + 5)
         except KafkaException as exception:
             error = faults.kafka_error(exception)
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
@@ -236,14 +232,14 @@ def create(
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise faults.rights_missing(clients.sink, {topic: ["Create"]}) from exception
             raise faults.fault(error, f"creating the topic {topic}", clients.sink) from exception
-    return _wait_for(clients, topics, timeout)
+    return _wait_for(clients, topics)
 
 
-def _wait_for(clients: Clients, topics: list[str], timeout: float) -> dict[str, int]:
+def _wait_for(clients: Clients, topics: list[str]) -> dict[str, int]:
     # A broker answers "created" before every broker's metadata has it.
-    deadline = clients.clock.monotonic() + timeout
+    deadline = clients.clock.monotonic() + REACH_TIMEOUT
     while True:
-        found = partition_counts(clients, timeout)
+        found = partition_counts(clients)
         missing = [t for t in topics if t not in found]
         if not missing:
             # … and before its partitions have a leader that answers.
@@ -370,15 +366,6 @@ def open_below(
             return held
         meanwhile()
         clients.clock.sleep(0.05)
-
-
-def are_left_open(clients: Clients, ends: Mapping[tuple[str, int], int], timeout: float) -> bool:
-    """Whether a transaction keeps readers from what was committed up to these offsets.
-
-    Raises:
-        SinkError: as `check_topics`.
-    """
-    return bool(open_below(clients, ends, 0, timeout=timeout))
 
 
 def _asked(

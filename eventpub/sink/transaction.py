@@ -269,17 +269,10 @@ class Transactions:
                 " raise that to as much; if the reason is the timestamp: --delete-config"
                 " message.timestamp.before.max.ms. Nothing was published",
             )
-        refused = of_events
-        topic, _, reason = refused[0]
-        refusal = RecordRefusedError(
-            rows=[row for t, row, _ in refused if t == self._sink.topic],
-            diverted_rows=[row for t, row, _ in refused if t == self._sink.late_topic],
-            reason=reason,
-            topic=topic,
-        )
-        for name, row, _ in refused:
-            refusal.by_topic.setdefault(name, []).append(row)
-        return refusal
+        by_topic: dict[str, list[int]] = {}
+        for topic, row, _ in of_events:
+            by_topic.setdefault(topic, []).append(row)
+        return RecordRefusedError(by_topic, of_events[0][2])
 
     def _doubt(self, started: float) -> None:
         self._owned.serve()

@@ -210,7 +210,7 @@ class Way:
         self.sinks += 1
         self._published = {
             pair
-            for part in self._sink.fold({}, timeout=20)
+            for part in self._sink.fold({})
             if part.kind == "events"
             for pair in zip(part.aggregate_ids, part.versions.tolist(), strict=True)
         }

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import MissingMarkerError, ShardSink, are_left_open, check_topics, numbered
+from eventpub.sink import MissingMarkerError, ShardSink, check_topics, numbered, open_below
 from eventpub.sink.base import Content, no_crash
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
@@ -105,7 +105,7 @@ def assert_ends_well(
     """What was written there is published once, in its order, as is what comes afterwards."""
     pairs = written_in(sink, ranges)
     there = some_events(WHOLE, 40, 101).filter([pair in pairs for pair in _pairs(SECOND)])
-    assert not are_left_open(Clients(sink), saved(ranges), 5.0)
+    assert not open_below(Clients(sink), saved(ranges), 0)
     last.publish(Content(THIRD))
     assert_published_once(own_broker.open, sink.topic, FIRST, there, THIRD)
 
@@ -121,7 +121,7 @@ def test_what_was_committed_is_published_again(
     new_sink: NewSink,
     left_open: dict[PartitionId, Written],
 ) -> None:
-    assert are_left_open(Clients(sink), saved(left_open), 5.0)
+    assert open_below(Clients(sink), saved(left_open), 0)
     second = new_sink()
     with pytest.raises(MissingMarkerError) as caught:
         list(second.fold(saved(left_open), left_open))
@@ -249,9 +249,9 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
             with pytest.raises(SinkError):
                 Transactions(made, 1, late).run([Batch({}, [(topic, lost)])], no_crash)
         high = list_offsets(clients, [place], "latest")[place]
-        eventually(lambda: not are_left_open(clients, {place: high}, 5.0))
+        eventually(lambda: not open_below(clients, {place: high}, 0))
         own_broker.proxy.release()
-        eventually(lambda: are_left_open(clients, {place: high + 1}, 5.0))
+        eventually(lambda: bool(open_below(clients, {place: high + 1}, 0)))
         eventually(lambda: list_offsets(clients, [place], "latest")[place] > high)
     with pytest.raises(SinkError) as caught:
         batches.owner()
@@ -293,6 +293,6 @@ def test_a_broker_that_dies_before_it_has_written_the_markers(
             again, unknown = second.restore(lost.written), []
         assert again in {0, len(SECOND)}
         assert not unknown
-        assert not are_left_open(Clients(sink), batch.next_offsets, 5.0)
+        assert not open_below(Clients(sink), batch.next_offsets, 0)
         second.publish(Content(THIRD))
     assert_published_once(killed.open, topic_name, FIRST, SECOND, THIRD)

@@ -288,7 +288,7 @@ def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path
 
 def _made(sink: config.Sink) -> bool:
     with suppress(SinkError):
-        return check_topics(Clients(sink)).partitions == WHOLE.partitions
+        return check_topics(Clients(sink)) == WHOLE.partitions
     return False
 
 

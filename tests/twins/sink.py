@@ -67,7 +67,7 @@ class MemorySink:
         payloads = values(events, "payload")
         refused = [n for n, payload in enumerate(payloads) if len(payload or b"") > LARGEST]
         if refused:
-            raise RecordRefusedError(refused, [], "too large", PLACE[0])
+            raise RecordRefusedError({PLACE[0]: refused}, "too large")
         rows = list(zip(values(events, "aggregate_id"), values(events, "version"), strict=True))
         for point in ("during_produce", "after_produce", "before_commit"):
             crash_point(point)
