@@ -22,20 +22,12 @@ from eventpub.publisher.recovery import (
     start_lost,
 )
 from eventpub.shard.assignment import Assignment, identity_of, threads_of
-from eventpub.sink import (
-    Clients,
-    check_age,
-    check_sample,
-    check_topics,
-    check_written,
-    fence_all,
-    has_written,
-    sources_of,
-    topic_ids,
-    visible_ends,
-)
+from eventpub.sink.client import Clients
+from eventpub.sink.layout import check_age, check_topics, check_written
 from eventpub.sink.numbered import NumberedSink, markers_of
-from eventpub.sink.topics import partition_counts
+from eventpub.sink.origin import check_sample, has_written, sources_of
+from eventpub.sink.owned_producer import fence_all
+from eventpub.sink.topics import partition_counts, topic_ids, visible_ends
 from eventpub.sources.base import BEGINNING, Source, start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.sources.mysql.server import UNGUARDED, Server

@@ -18,7 +18,9 @@ from eventpub.errors import StateError
 from eventpub.index import Storage, Summary, of_another, summary
 from eventpub.parts import Parts
 from eventpub.shard.assignment import adopts, identity_of
-from eventpub.sink import check_sides, oldest_events, sources_of, topic_ids, visible_ends
+from eventpub.sink.origin import check_sides, sources_of
+from eventpub.sink.reading import oldest_events
+from eventpub.sink.topics import topic_ids, visible_ends
 from eventpub.sources.base import BEGINNING
 from eventpub.state import StateDir
 

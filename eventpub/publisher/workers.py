@@ -15,15 +15,10 @@ from eventpub.coordinator.boundary import Boundary
 from eventpub.coordinator.newest import MOST, SAMPLE
 from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.shard.assignment import Assignment
-from eventpub.sink import (
-    check_between,
-    check_written,
-    open_below,
-    sources_of,
-    topic_gone,
-    topic_ids,
-    visible_ends,
-)
+from eventpub.sink.faults import topic_gone
+from eventpub.sink.layout import check_written
+from eventpub.sink.origin import check_between, sources_of
+from eventpub.sink.topics import open_below, topic_ids, visible_ends
 from eventpub.sources.base import Poll, Source
 
 _TIMEOUT = 2.0

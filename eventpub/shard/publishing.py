@@ -22,8 +22,8 @@ from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
 from eventpub.shard.hold_shard import at_first_row, with_unpublished
 from eventpub.shard.pace import rows_within
-from eventpub.sink import PublishedBatch, RecordRefusedError
-from eventpub.sink.base import Content
+from eventpub.sink.base import Content, PublishedBatch
+from eventpub.sink.refusals import RecordRefusedError
 
 NO_EVENTS = EVENTS.empty_table()
 Event: TypeAlias = tuple[str, int]

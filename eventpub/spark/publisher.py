@@ -29,8 +29,8 @@ from eventpub.errors import EventpubError, SinkError
 from eventpub.ops.http import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
-from eventpub.sink import fence_all
 from eventpub.sink.numbered import NumberedSink
+from eventpub.sink.owned_producer import fence_all
 from eventpub.spark.monitor import Monitor
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place

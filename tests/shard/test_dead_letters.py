@@ -15,7 +15,8 @@ from eventpub.config import Sink
 from eventpub.shard.context import Accounted
 from eventpub.shard.dead_letters import Refusals
 from eventpub.shard.publishing import Publishing
-from eventpub.sink import PublishedBatch, RecordRefusedError
+from eventpub.sink.base import PublishedBatch
+from eventpub.sink.refusals import RecordRefusedError
 
 
 def events(*versions: int) -> pa.Table:

@@ -14,10 +14,10 @@ from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, topic_partition
 from eventpub.errors import SinkError
 from eventpub.shard.publishing import _MOST_REDOS, _REDO
-from eventpub.sink import ShardSink
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
 from eventpub.sink.records import Columns, Record
+from eventpub.sink.shard import ShardSink
 
 PARTITIONS = 4
 APP = "orders"

@@ -19,11 +19,14 @@ from eventpub.errors import SinkError
 from eventpub.local import Kafka
 from eventpub.private_apis import SWITCHES, bulk
 from eventpub.private_apis.bulk import Bulk, bulk_of
-from eventpub.sink import RecordRefusedError, ShardSink, check_topics, owned_producer
+from eventpub.sink import owned_producer
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.layout import check_topics
 from eventpub.sink.records import FixedEvents, partitions_of
+from eventpub.sink.refusals import RecordRefusedError
+from eventpub.sink.shard import ShardSink
 from tests import cautions
 from tests.sink.helpers import (
     APP,

@@ -36,10 +36,11 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.local import Kafka
 from eventpub.ops.topic import TopicReader
-from eventpub.sink import ShardSink, check_topics
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
+from eventpub.sink.layout import check_topics
 from eventpub.sink.owned_producer import transactional_id
+from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.servers.kafka import kafka
 from tests.sink.conftest import OwnBroker

@@ -14,14 +14,16 @@ from confluent_kafka import Consumer, TopicPartition
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import MissingMarkerError, ShardSink, check_topics, numbered, open_below
+from eventpub.sink import numbered
 from eventpub.sink.base import Content, no_crash
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
-from eventpub.sink.missing_markers import PartitionId, Written
+from eventpub.sink.layout import check_topics
+from eventpub.sink.missing_markers import MissingMarkerError, PartitionId, Written
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.records import SOURCE, Record
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.shard import ShardSink
+from eventpub.sink.topics import list_offsets, open_below
 from eventpub.sink.transaction import Transactions
 from tests.sink.conftest import OwnBroker, broker_with_doors
 from tests.sink.helpers import (

@@ -20,11 +20,13 @@ from eventpub import config
 from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.errors import SinkError
 from eventpub.local import Kafka
-from eventpub.sink import DeadRow, ShardSink, check_topics, fold
+from eventpub.sink import fold
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
-from eventpub.sink.layout import check_leaders
+from eventpub.sink.layout import check_leaders, check_topics
 from eventpub.sink.missing_markers import PartitionId
+from eventpub.sink.records import DeadRow
+from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
 from tests.servers import kafka_cluster

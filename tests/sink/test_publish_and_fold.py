@@ -23,16 +23,14 @@ from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
 from eventpub.local import Kafka
-from eventpub.sink import (
-    DeadRow,
-    RecordRefusedError,
-    ShardSink,
-    check_topics,
-    fence_all,
-)
 from eventpub.sink.base import Content
 from eventpub.sink.client import ClientLog, Clients
 from eventpub.sink.fold import Fold
+from eventpub.sink.layout import check_topics
+from eventpub.sink.owned_producer import fence_all
+from eventpub.sink.records import DeadRow
+from eventpub.sink.refusals import RecordRefusedError
+from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
 from tests.sink.conftest import OwnBroker

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventpub.admission.model import SkippedGap
-from eventpub.sink import DeadRow, Record
 from eventpub.sink.encoder import CloudEvents, read_conflict, read_gap
 from eventpub.sink.records import (
+    DeadRow,
+    Record,
     format_times,
     metadata_headers,
     parse_times,

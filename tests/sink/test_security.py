@@ -17,9 +17,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import ShardSink, check_topics, checks, topics
+from eventpub.sink import topics
 from eventpub.sink.base import Content
+from eventpub.sink.checks import checks
 from eventpub.sink.client import Clients
+from eventpub.sink.layout import check_topics
+from eventpub.sink.shard import ShardSink
 from tests.sink.conftest import PASSWORDS, OwnBroker
 from tests.sink.helpers import APP, WHOLE, read_topic, settings, some_events
 

@@ -15,8 +15,11 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from eventpub import config
 from eventpub.errors import Check, SinkError
 from eventpub.local import Kafka
-from eventpub.sink import ShardSink, check_topics, checks, owned_producer, topics
+from eventpub.sink import owned_producer, topics
+from eventpub.sink.checks import checks
 from eventpub.sink.client import Clients
+from eventpub.sink.layout import check_topics
+from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets, partition_counts, topic_ids
 from tests.publisher.harness import eventually
 from tests.servers import kafka_cluster
