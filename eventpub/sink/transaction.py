@@ -136,20 +136,11 @@ class Transactions:
     def _commit(self) -> None:
         if not self._owned.is_transactional:
             return
-        started = self._clock.monotonic()
-        while True:
-            try:
-                client.call(self._owned.client.commit_transaction, self._owned.commit_slice)
-                break
-            except KafkaException as exception:
-                self._owned.needs_replacement = True
-                error = faults.kafka_error(exception)
-                if error.retriable() and self._clock.monotonic() - started < COMMIT_TIMEOUT:
-                    continue
-                if error.txn_requires_abort():
-                    raise (self.abort() or faults.aborted(error, self._sink)) from exception
-                raise self._indefinite(error) from exception
-        self._doubt(started)
+        error = self._end(self._owned.client.commit_transaction, COMMIT_TIMEOUT)
+        if error is not None and error.txn_requires_abort():
+            raise self.abort() or faults.aborted(error, self._sink)
+        if error is not None:
+            raise self._indefinite(error)
         if self._owned.log.is_strange:
             self._owned.needs_replacement = True
             _say_that_the_log_is_strange()
@@ -158,23 +149,31 @@ class Transactions:
         """Aborts the transaction; the error is None unless it tells more than what led here."""
         if not self._owned.is_transactional:
             return None
+        error = self._end(self._owned.client.abort_transaction, ABORT_TIMEOUT)
+        if error is None or error.retriable():
+            return None
+        mapped = self._fault(error, "aborting")
+        return None if mapped.code == "sink.fatal" else mapped
+
+    def _end(self, end: Callable[[float], None], seconds: float) -> KafkaError | None:
+        """Commits or aborts; what the client met instead of an answer.
+
+        Args:
+            seconds: after which a retriable error is given back.
+        """
         started = self._clock.monotonic()
         while True:
             try:
-                client.call(
-                    self._owned.client.abort_transaction,
-                    min(self._owned.commit_slice, ABORT_TIMEOUT),
-                )
+                client.call(end, min(self._owned.commit_slice, seconds))
                 break
             except KafkaException as exception:
                 self._owned.needs_replacement = True
                 error = faults.kafka_error(exception)
-                if not error.retriable():
-                    mapped = self._fault(error, "aborting")
-                    return None if mapped.code == "sink.fatal" else mapped
-                if self._clock.monotonic() - started > ABORT_TIMEOUT:
-                    return None
-        self._doubt(started)
+                if not error.retriable() or self._clock.monotonic() - started > seconds:
+                    return error
+        self._owned.serve()
+        if self._clock.monotonic() - started > DOUBT_AFTER or self._owned.log.in_doubt:
+            self._owned.needs_replacement = True
         return None
 
     def _undo(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
@@ -273,11 +272,6 @@ class Transactions:
         for topic, row, _ in of_events:
             by_topic.setdefault(topic, []).append(row)
         return RecordRefusedError(by_topic, of_events[0][2])
-
-    def _doubt(self, started: float) -> None:
-        self._owned.serve()
-        if self._clock.monotonic() - started > DOUBT_AFTER or self._owned.log.in_doubt:
-            self._owned.needs_replacement = True
 
     def _indefinite(self, error: KafkaError) -> SinkError:
         mapped = self._fault(error, "committing")
