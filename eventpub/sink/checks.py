@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from confluent_kafka import KafkaException
-
 from eventpub import config
 from eventpub.config import format_duration
 from eventpub.errors import Check, EventpubError
-from eventpub.sink import client, client_settings, faults
+from eventpub.sink import client_settings, faults
 from eventpub.sink.batch import AHEAD_OF_CLOCK
 from eventpub.sink.client import Clients
 from eventpub.sink.layout import (
@@ -22,18 +20,14 @@ from eventpub.sink.layout import (
     by_age,
     check_written,
     describe,
+    missing_rights,
     written_topics,
     wrong_topics,
 )
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, check_sample, sources_of
 from eventpub.sink.owned_producer import try_transactions
-from eventpub.sink.topics import (
-    REACH_TIMEOUT,
-    missing_rights,
-    partition_counts,
-    topic_ids,
-)
+from eventpub.sink.topics import counts_of, metadata, topic_ids
 from eventpub.terminal import counted
 
 Weakness = tuple[Literal["warn", "wrong"], str, str | None]
@@ -71,9 +65,10 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     """
     sink = clients.sink
     try:
-        found = partition_counts(clients)
+        cluster = metadata(clients)
     except EventpubError as error:
         return [Check.wrong("broker", error)]
+    found = counts_of(cluster)
     made = [Check("broker", "ok", f"reached at {sink.bootstrap_servers}")]
     if lacking := missing_rights(clients, late=late):
         made.append(Check.wrong("rights", faults.rights_missing(sink, lacking)))
@@ -92,11 +87,10 @@ def checks(  # noqa: PLR0913 (options, by keyword)
         if topic in found
         for check in _side_settings(sink, topic, describe(clients, "topic", topic))
     ]
-    if (cluster := _cluster(clients)) is not None:
-        made += _replication(clients, cluster, written_topics(sink, late=late))
-        if sink.delivery == "exactly_once":
-            broker = describe(clients, "broker", str(min(cluster.brokers)))
-            made.append(_broker_settings(sink, broker))
+    made += _replication(clients, cluster, written_topics(sink, late=late))
+    if sink.delivery == "exactly_once":
+        broker = describe(clients, "broker", str(min(cluster.brokers)))
+        made.append(_broker_settings(sink, broker))
     return made
 
 
@@ -151,16 +145,6 @@ def _transactions(clients: Clients, app_id: str) -> Check:
         return Check.wrong(name, error)
     timeout = format_duration(clients.sink.transaction_timeout)
     return Check(name, "ok", f"this account may use them; timeout {timeout}")
-
-
-def _cluster(clients: Clients) -> Any:
-    """Brokers and topics; None where no broker says."""
-    admin, _ = clients.admin()
-    try:
-        found = client.call(admin.list_topics, None, REACH_TIMEOUT)
-    except KafkaException:
-        return None
-    return found if found.brokers else None
 
 
 def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -> list[Check]:

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # not in its stubs
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation, ConfigResource  # type: ignore[attr-defined]  # not in its stubs
 
 from eventpub import config
 from eventpub.config import format_duration, format_time
@@ -29,8 +29,9 @@ from eventpub.sink.client import Clients
 from eventpub.sink.topics import (
     REACH_TIMEOUT,
     create,
+    described,
     list_offsets,
-    missing_rights,
+    metadata,
     partition_counts,
 )
 from eventpub.terminal import counted
@@ -78,6 +79,34 @@ def check_topics(
         if not missing:
             return found[sink.topic]
         found = create(clients, missing, found.get(sink.topic, sink.partitions))
+
+
+_NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
+
+
+def missing_rights(clients: Clients, *, late: bool) -> dict[str, list[str]]:
+    """What this account may not do with its topics and has to: Describe, Read, Write.
+
+    Of a topic that is not there nothing is known, nor where the broker does not say.
+
+    Args:
+        late: whether late events are diverted to ``<topic>.late``; else it is read only: an index
+            that was lost is built again from what was diverted before, too.
+    """
+    lacking: dict[str, list[str]] = {}
+    answers = described(clients, clients.sink.topics, REACH_TIMEOUT, with_rights=True)
+    for topic, answer in answers.items():
+        needed = dict(_NEEDED)
+        if topic == clients.sink.late_topic and not late:
+            del needed[AclOperation.WRITE]
+        if isinstance(answer, KafkaError):
+            if answer.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                lacking[topic] = ["Describe", *needed.values()]
+            continue
+        allowed = answer.authorized_operations
+        if allowed and (names := [name for op, name in needed.items() if op not in allowed]):
+            lacking[topic] = names
+    return lacking
 
 
 def written_topics(sink: config.Sink, *, late: bool) -> list[str]:
@@ -261,10 +290,10 @@ def tail_gone(clients: Clients, place: tuple[str, int], saved: int, end: int) ->
     Its last records are gone, unless its brokers do not agree who leads it, or some do not answer.
     """
     topic, partition = place
-    metadata = _metadata(clients, topic)
-    found = _partitions(metadata, topic).get(partition)
+    cluster = metadata(clients, topic)
+    found = _partitions(cluster, topic).get(partition)
     by_broker = {
-        number: _partitions_said_by(clients, metadata, number, topic).get(partition)
+        number: _partitions_said_by(clients, cluster, number, topic).get(partition)
         for number in (() if found is None else found.replicas)
     }
     leaders = {n: None if said is None else said.leader for n, said in by_broker.items()}
@@ -286,12 +315,12 @@ def check_leaders(clients: Clients, places: Iterable[tuple[str, int]]) -> None:
     for topic, partition in places:
         numbers.setdefault(topic, set()).add(partition)
     for topic, partitions in numbers.items():
-        metadata = _metadata(clients, topic)
-        first = metadata.orig_broker_id  # -1: of one whose number was not known yet
-        found = {p: led for p, led in _partitions(metadata, topic).items() if p in partitions}
+        cluster = metadata(clients, topic)
+        first = cluster.orig_broker_id  # -1: of one whose number was not known yet
+        found = {p: led for p, led in _partitions(cluster, topic).items() if p in partitions}
         alone = {p: led.leader for p, led in found.items() if first in {led.leader, -1}}
         for number in sorted({number for p in alone for number in found[p].replicas} - {first}):
-            said = _partitions_said_by(clients, metadata, number, topic)
+            said = _partitions_said_by(clients, cluster, number, topic)
             for partition in alone.keys() & said.keys():
                 if (leader := said[partition].leader) != alone[partition]:
                     both = {first: alone[partition], number: leader}
@@ -320,19 +349,9 @@ def _disagree(
     )
 
 
-def _metadata(clients: Clients, topic: str) -> Any:
-    admin, _ = clients.admin()
-    try:
-        return client.call(admin.list_topics, topic, REACH_TIMEOUT)
-    except KafkaException as exception:
-        error = faults.kafka_error(exception)
-        clients.renew()
-        raise faults.fault(error, "asking who leads", clients.sink) from exception
-
-
-def _partitions_said_by(clients: Clients, metadata: Any, number: int, topic: str) -> dict[int, Any]:
+def _partitions_said_by(clients: Clients, cluster: Any, number: int, topic: str) -> dict[int, Any]:
     """A topic's partitions as one broker knows them; none where it does not answer."""
-    broker = metadata.brokers.get(number)
+    broker = cluster.brokers.get(number)
     if broker is None:
         return {}
     host = f"[{broker.host}]" if ":" in broker.host else broker.host
@@ -343,5 +362,5 @@ def _partitions_said_by(clients: Clients, metadata: Any, number: int, topic: str
     return {}
 
 
-def _partitions(metadata: Any, topic: str) -> dict[int, Any]:
-    return metadata.topics[topic].partitions or {}
+def _partitions(cluster: Any, topic: str) -> dict[int, Any]:
+    return cluster.topics[topic].partitions or {}

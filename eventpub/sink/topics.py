@@ -19,10 +19,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs export none
-    AclOperation,
-    NewTopic,
-)
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
 from eventpub.sink import client, faults
 from eventpub.sink.client import ClientLog, Clients
@@ -41,23 +38,39 @@ _NO_TOPIC = faults.MISSING | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 
 
 def partition_counts(clients: Clients, timeout: float | None = None) -> dict[str, int]:
-    """The number of partitions of each topic that this client may see."""
+    """The number of partitions of each topic that this client may see.
+
+    Raises:
+        SinkError: `sink.unreachable`, `sink.auth_failed`.
+    """
+    return counts_of(metadata(clients, timeout=timeout))
+
+
+def counts_of(cluster: Any) -> dict[str, int]:
+    """The number of partitions of each topic of `metadata`."""
+    return {
+        name: len(topic.partitions)
+        for name, topic in cluster.topics.items()
+        if topic.error is None and topic.partitions
+    }
+
+
+def metadata(clients: Clients, topic: str | None = None, timeout: float | None = None) -> Any:
+    """Brokers, and topics with their partitions and who leads them; of one topic, or of all.
+
+    Raises:
+        SinkError: `sink.unreachable`, `sink.auth_failed`.
+    """
     timeout = REACH_TIMEOUT if timeout is None else timeout
     met: KafkaError | None = None
     for admin, client_log, patience in _tries(clients, clients.admin, timeout):
         try:
-            metadata = client.call(admin.list_topics, None, patience)
+            return client.call(admin.list_topics, topic, patience)
         except KafkaException as exception:
             _serve(admin)
             met = client_log.last_error or faults.kafka_error(exception)
             if faults.is_refusal(met):
                 raise faults.auth_failed(clients.sink, met) from exception
-            continue
-        return {
-            name: len(topic.partitions)
-            for name, topic in metadata.topics.items()
-            if topic.error is None and topic.partitions
-        }
     raise faults.unreachable(clients.sink, "asking for the topics", timeout, met)
 
 
@@ -77,7 +90,7 @@ def topic_ids(
         return found
     met: KafkaError | None = None
     for admin, client_log, patience in _tries(clients, clients.admin, timeout):
-        for name, answer in _described(clients, asking, patience).items():
+        for name, answer in described(clients, asking, patience).items():
             if isinstance(answer, KafkaError):
                 met = answer
                 if met.code() == KafkaError._TIMED_OUT:
@@ -122,7 +135,7 @@ def _tries(
         patience = min(2 * patience, max(left, _FIRST_PATIENCE))
 
 
-def _described(
+def described(
     clients: Clients, names: Iterable[str], timeout: float, *, with_rights: bool = False
 ) -> dict[str, Any]:
     """What the broker says of each topic: its description, or a KafkaError."""
@@ -160,34 +173,6 @@ def visible_ends(
     return list_offsets(
         clients, list(places), "latest", committed=True, optional=optional, timeout=timeout
     )
-
-
-_NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
-
-
-def missing_rights(clients: Clients, *, late: bool) -> dict[str, list[str]]:
-    """What this account may not do with its topics and has to: Describe, Read, Write.
-
-    Of a topic that is not there nothing is known, nor where the broker does not say.
-
-    Args:
-        late: whether late events are diverted to ``<topic>.late``; else it is read only: an index
-            that was lost is built again from what was diverted before, too.
-    """
-    lacking: dict[str, list[str]] = {}
-    answers = _described(clients, clients.sink.topics, REACH_TIMEOUT, with_rights=True)
-    for topic, answer in answers.items():
-        needed = dict(_NEEDED)
-        if topic == clients.sink.late_topic and not late:
-            del needed[AclOperation.WRITE]
-        if isinstance(answer, KafkaError):
-            if answer.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                lacking[topic] = ["Describe", *needed.values()]
-            continue
-        allowed = answer.authorized_operations
-        if allowed and (names := [name for op, name in needed.items() if op not in allowed]):
-            lacking[topic] = names
-    return lacking
 
 
 def _serve(admin: Any) -> None:
@@ -383,7 +368,7 @@ def _asked(
                 yield place, OFFSET_INVALID, error
             return
         # it knows none of them, and does not say why
-        why = _described(clients, {topic for topic, _ in places}, patience)
+        why = described(clients, {topic for topic, _ in places}, patience)
         for place in places:
             answer = why.get(place[0])
             yield place, OFFSET_INVALID, answer if isinstance(answer, KafkaError) else error

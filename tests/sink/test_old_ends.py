@@ -22,7 +22,7 @@ from eventpub.errors import SinkError
 from eventpub.local import Kafka
 from eventpub.sink import fold
 from eventpub.sink.base import Content
-from eventpub.sink.client import Clients
+from eventpub.sink.client import ClientLog, Clients
 from eventpub.sink.layout import check_leaders, check_topics
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.records import DeadRow
@@ -181,7 +181,7 @@ def test_f4_two_brokers_say_who_leads_a_side_topic(
                 raise KafkaException(KafkaError(KafkaError._TRANSPORT))
             return _metadata(by, answers[by])
 
-        return SimpleNamespace(list_topics=list_topics), None
+        return SimpleNamespace(list_topics=list_topics, poll=lambda _: None), ClientLog()
 
     class Brokers(Clients):
         def admin(self) -> Any:
