@@ -38,7 +38,7 @@ def fence_all(clients: Clients, app_id: str, upto: int) -> None:
     partitions that belong to another shard now.
 
     Raises:
-        SinkError: as `ShardSink.ready`.
+        SinkError: as `OwnedProducer.ready`.
     """
     if clients.sink.delivery != "exactly_once" or upto <= 0:
         return
@@ -53,7 +53,7 @@ def try_transactions(clients: Clients, app_id: str) -> None:
     """Takes a transactional id that no shard has, to see whether the broker lets us.
 
     Raises:
-        SinkError: as `ShardSink.ready`.
+        SinkError: as `OwnedProducer.ready`.
     """
     _fence(clients, transactional_id(app_id, "doctor"))
 
@@ -77,7 +77,7 @@ def take_over(
         timeout: seconds without an answer after which the broker counts as away.
 
     Raises:
-        SinkError: as `ShardSink.ready`.
+        SinkError: as `OwnedProducer.ready`.
     """
     started = clients.clock.monotonic()
     doing = "taking over the shard"
@@ -226,7 +226,10 @@ class OwnedProducer:
         return self._producer
 
     def serve(self) -> None:
-        """Lets the client hand over its log lines, errors and delivery reports."""
+        """Lets the client hand over its log lines, errors and delivery reports.
+
+        It keeps them until they are fetched, some 300 B each.
+        """
         try:
             client.call(self.client.poll, 0)
         except KafkaException as exception:

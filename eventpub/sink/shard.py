@@ -63,12 +63,7 @@ class ShardSink:
         self.close()
 
     def ready(self) -> None:
-        """Waits until this sink owns its shard: older owners are fenced, their transactions over.
-
-        Raises:
-            SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized`,
-                `sink.transactions_refused`, `sink.fenced`, `sink.fatal`.
-        """
+        """As `OwnedProducer.ready`."""
         self._owned.ready()
 
     @property
@@ -78,11 +73,7 @@ class ShardSink:
         return self._owned.needs_replacement or is_slow
 
     def serve(self) -> None:
-        """Lets the producer hand over its log lines and errors.
-
-        It keeps them until they are fetched, some 300 B each: to be called once a minute where
-        nothing is published.
-        """
+        """As `OwnedProducer.serve`; to be called once a minute where nothing is published."""
         self._owned.serve()
 
     def close(self) -> None:

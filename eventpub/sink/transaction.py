@@ -180,7 +180,8 @@ class Transactions:
         """Aborts, and names the cause: the refused rows, else what failed first."""
         worse = None if error is not None and error.fatal() else self.abort()
         # An abort that the broker leaves open would be undone by the next commit, and one that
-        # ends more than this transaction must be found out: only a fold sees either.
+        # ends more than this transaction must be found out: only a fold sees either. Without
+        # transactions, what is still queued must not be sent after the caller has begun again.
         self._owned.needs_replacement = True
         if batch.has_unreported:
             self._owned.caution.reports_each = True
@@ -196,21 +197,15 @@ class Transactions:
             doing: what it was doing.
             batch: what came of it.
         """
-        if not self._owned.is_transactional:
-            # What is still queued must not be sent after the caller has begun again.
-            self._owned.needs_replacement = True
         failed = batch.failed()
         if batch.has_unreported:  # the next try, one by one, tells all that is refused
-            by_broker = [
-                e for e in (self._owned.log.transaction_error, *(e for _, e, _ in failed)) if e
-            ]
-            if any(e.code() in faults.REFUSED_RECORD for e in by_broker):
+            met = [self._owned.log.transaction_error, *(e for _, e, _ in failed)]
+            if any(e is not None and e.code() in faults.REFUSED_RECORD for e in met):
                 self._owned.caution.sends_singly = True
             failed = [f for f in failed if f[1].code() not in faults.REFUSED_RECORD]
-        if batch.refused or failed:
-            refusal = self._refusal(batch, failed)
-            if refusal is not None:
-                return refusal
+        if refusal := self._refusal(batch, failed):
+            return refusal
+        if failed:
             topic, error, _ = failed[0]
             if error.code() in faults.MISSING:
                 return faults.topic_missing(self._sink, topic, self._partitions)
@@ -219,7 +214,6 @@ class Transactions:
         if error is None and batch.has_unreported:
             return faults.aborted(None, self._sink)
         if error is None:
-            self._owned.needs_replacement = True
             return SinkError(
                 "sink.delivery_lost",
                 f"{batch.produced} records were produced, but"
@@ -243,7 +237,6 @@ class Transactions:
             if len(by_broker) > 1 and not self._owned.sends_singly:
                 # The broker refuses a batch of records as one; alone, only the guilty one fails.
                 self._owned.caution.sends_singly = True
-                self._owned.needs_replacement = True
                 return faults.aborted(by_broker[0][1], self._sink)
             refused = [
                 (t, row, faults.refuses(e, "the topic's max.message.bytes"))
@@ -256,7 +249,6 @@ class Transactions:
             topic, _, reason = refused[0]
             if topic == self._sink.dead_topic and not self._owned.caution.reduces_dead:
                 self._owned.caution.reduces_dead = True
-                self._owned.needs_replacement = True
                 return faults.aborted(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason), self._sink)
             return SinkError(
                 "sink.side_record_refused",
@@ -291,6 +283,5 @@ class Transactions:
         mapped = faults.fault(error, doing, self._sink)
         waited = self._clock.monotonic() - self._began
         if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:
-            self._owned.needs_replacement = True
             return faults.stalled(self._sink, error, waited)
         return mapped
