@@ -26,7 +26,7 @@ from eventpub.sink.missing_markers import (
     hanging,
 )
 from eventpub.sink.reading import MARKER_TIMEOUT, Message, Reading, iter_ranges
-from eventpub.sink.topics import End, list_offsets, open_below
+from eventpub.sink.topics import End, Meanwhile, list_offsets, open_below
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
@@ -43,7 +43,6 @@ class Fold(Iterator[Folded]):
         acknowledged: next offsets up to which all counts as committed, though `saved`, of a lost
             or older index, may be behind.
         end_open: ends what the shard's own producer has open in these partitions.
-        meanwhile: called again and again while nothing comes; what it raises ends the iteration.
 
     Attributes:
         offsets: the next offset of every own partition; to be saved with what was folded.
@@ -59,7 +58,7 @@ class Fold(Iterator[Folded]):
         written: Mapping[PartitionId, Written],
         acknowledged: Mapping[PartitionId, int],
         end_open: Callable[[set[PartitionId]], None] | None,
-        meanwhile: Callable[[], None],
+        meanwhile: Meanwhile,
     ) -> None:
         self._scope = scope
         self._clients = scope.clients
@@ -114,7 +113,7 @@ class Fold(Iterator[Folded]):
 
         Raises:
             MissingMarkerError: something that was committed is not visible.
-            SinkError: `sink.hanging_transaction`, `sink.topic_recreated`, or as `check_topics`.
+            SinkError: `sink.hanging_transaction`, `sink.topic_recreated`.
         """
         began: float | None = None
         still: dict[PartitionId, tuple[int, float]] = {}
@@ -302,16 +301,15 @@ def end_all(
     clients: Clients,
     places: list[PartitionId],
     end_open: Callable[[set[PartitionId]], None],
-    meanwhile: Callable[[], None],
+    meanwhile: Meanwhile,
 ) -> None:
     """Waits until no transaction is open before the ends of these partitions as they are now.
 
     Args:
         end_open: ends what the shard's own producer has open in partitions.
-        meanwhile: called again and again while it waits; what it raises ends that.
 
     Raises:
-        SinkError: `sink.hanging_transaction`, or as `check_topics`.
+        SinkError: `sink.hanging_transaction`.
     """
     ends = list_offsets(clients, places, "latest")
     held = open_below(clients, ends, MARKER_TIMEOUT, meanwhile)

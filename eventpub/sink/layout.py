@@ -200,7 +200,7 @@ def check_written(
         Those of them that still mean something.
 
     Raises:
-        SinkError: `sink.topic_recreated`, or as `check_topics`.
+        SinkError: `sink.topic_recreated`.
     """
     sink = clients.sink
     made_again = {name for name, id_ in ids.items() if known.get(name, id_) != id_}

@@ -71,7 +71,7 @@ def check_sample(clients: Clients, sources: Sources) -> None:
     """Look for another publisher's events at both ends of each partition of the topic.
 
     Raises:
-        SinkError: `sink.other_publisher`, or as `check_topics`.
+        SinkError: `sink.other_publisher`.
     """
     for ranges in _both_ends(clients, [clients.sink.topic]):
         _check(clients, sources, ranges)
@@ -82,9 +82,6 @@ def has_written(clients: Clients, sources: Sources, names: Iterable[str] = ()) -
 
     Args:
         names: of the topics; by default the topic of the events.
-
-    Raises:
-        SinkError: as `check_topics`: unlike a sample, this has to be known.
     """
     first, last = _both_ends(clients, names or [clients.sink.topic]) or ({}, {})
     between = {place: (first[place][1], last[place][0]) for place in first}  # others write there
@@ -100,7 +97,7 @@ def check_sides(clients: Clients, sources: Sources) -> None:
     written, and they were.
 
     Raises:
-        SinkError: `sink.side_topics_left`, or as `check_topics`.
+        SinkError: `sink.side_topics_left`.
     """
     topic, *sides = clients.sink.topics
     is_new = not any(end for ends in _both_ends(clients, [topic]) for _, end in ends.values())

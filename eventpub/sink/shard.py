@@ -7,7 +7,7 @@ something of ours was not read. `transaction` has the steps of one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from eventpub.admission.model import Shard
 from eventpub.errors import SinkError
@@ -21,6 +21,7 @@ from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import PartitionId, Written, lost_records
 from eventpub.sink.origin import first_own, sources_of
 from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.sink.topics import Meanwhile
 from eventpub.sink.transaction import Transactions
 
 _READ_BETWEEN = 5.0
@@ -88,7 +89,7 @@ class ShardSink:
         acknowledged: Mapping[PartitionId, int] | None = None,
         everywhere: bool = False,
         with_contents: bool = False,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Meanwhile = lambda: None,
     ) -> Fold:
         """Reads the shard's own partitions back from the saved next offsets to their end.
 
@@ -98,7 +99,7 @@ class ShardSink:
         Args:
             saved: next offsets, by topic and partition.
             written: of those that came from a `PublishedBatch`, what that one had written.
-            acknowledged, meanwhile: as of `Fold`.
+            acknowledged: as of `Fold`.
             everywhere, with_contents: as of `Scope`.
 
         Raises:
@@ -128,15 +129,12 @@ class ShardSink:
     def restore(
         self,
         written: Mapping[PartitionId, Written],
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Meanwhile = lambda: None,
     ) -> int:
         """Publishes again what was committed in these ranges and got lost; see `missing_markers`.
 
         May be repeated after any error, by another sink, too, until it has returned; nothing else
         must be published in between.
-
-        Args:
-            meanwhile: called again and again while it reads; what it raises ends that.
 
         Returns:
             How many records it has published again.

@@ -1,6 +1,8 @@
 """What brokers say of topics: partitions, ids, rights, offsets; and the creation of topics.
 
-What must hold: a broker that does not answer, or leads no longer, is not asked for ever.
+What must hold: a broker that does not answer, or leads no longer, is not asked for ever. Each
+question raises `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized` or
+`sink.topic_missing`.
 """
 
 from __future__ import annotations
@@ -34,15 +36,14 @@ _FIRST_PATIENCE = 2.0
 
 End = Literal["earliest", "latest"]
 
+Meanwhile = Callable[[], None]
+"""Called again and again while something is read or waited for; what it raises ends that."""
+
 _NO_TOPIC = faults.MISSING | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 
 
 def partition_counts(clients: Clients, timeout: float | None = None) -> dict[str, int]:
-    """The number of partitions of each topic that this client may see.
-
-    Raises:
-        SinkError: `sink.unreachable`, `sink.auth_failed`.
-    """
+    """The number of partitions of each topic that this client may see."""
     return counts_of(metadata(clients, timeout=timeout))
 
 
@@ -56,11 +57,7 @@ def counts_of(cluster: Any) -> dict[str, int]:
 
 
 def metadata(clients: Clients, topic: str | None = None, timeout: float | None = None) -> Any:
-    """Brokers, and topics with their partitions and who leads them; of one topic, or of all.
-
-    Raises:
-        SinkError: `sink.unreachable`, `sink.auth_failed`.
-    """
+    """Brokers, and topics with their partitions and who leads them; of one topic, or of all."""
     timeout = REACH_TIMEOUT if timeout is None else timeout
     met: KafkaError | None = None
     for admin, client_log, patience in _tries(clients, clients.admin, timeout):
@@ -81,9 +78,6 @@ def topic_ids(
 
     Without topics that are not there, that this account may not describe, or whose broker gives
     topics no id (before 2.8).
-
-    Raises:
-        SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.topic_missing`, ….
     """
     found: dict[str, str] = {}
     if not (asking := set(names)):
@@ -161,11 +155,7 @@ def visible_ends(
     places: Sequence[tuple[str, int]] | None = None,
     timeout: float = REACH_TIMEOUT,
 ) -> dict[tuple[str, int], int]:
-    """Up to where readers of committed records come; by default in each partition of the topic.
-
-    Raises:
-        SinkError: as `check_topics`.
-    """
+    """Up to where readers of committed records come; by default in each partition of the topic."""
     if places is None:
         count = partition_counts(clients, timeout).get(clients.sink.topic, 0)
         places = [(clients.sink.topic, number) for number in range(count)]
@@ -188,11 +178,7 @@ def create(
     partitions: int,
     policy: str = "delete",
 ) -> dict[str, int]:
-    """Create topics, unless they exist by now; the partitions of all topics.
-
-    Raises:
-        SinkError: as `check_topics`.
-    """
+    """Create topics, unless they exist by now; the partitions of all topics."""
     admin, _ = clients.admin()
     new = [
         NewTopic(
@@ -249,9 +235,6 @@ def list_offsets(  # noqa: PLR0913 (options, by keyword)
     Topics in `optional` may be missing; they are then left out of the answer. A consumer asks:
     librdkafka's admin client (up to 2.16) frees its question twice where what it knows of the
     topic changes meanwhile (docs/hazards.md, "A question for offsets").
-
-    Raises:
-        SinkError: as `check_topics`.
     """
     at = OFFSET_BEGINNING if end == "earliest" else OFFSET_END
     return _ask(
@@ -269,9 +252,6 @@ def offsets_at(
 
     Args:
         millis: the time, ms since 1970.
-
-    Raises:
-        SinkError: as `check_topics`.
     """
     ends = list_offsets(clients, list(places), "latest", committed=True)
 
@@ -328,20 +308,16 @@ def open_below(
     clients: Clients,
     ends: Mapping[tuple[str, int], int],
     patience: float,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Meanwhile = lambda: None,
     timeout: float = REACH_TIMEOUT,
 ) -> dict[tuple[str, int], int]:
     """Wait until no transaction is open below these offsets.
 
     Args:
         patience: seconds for which this waits.
-        meanwhile: called again and again while it waits; what it raises ends that.
 
     Returns:
         The last stable offset of each partition where one is still open.
-
-    Raises:
-        SinkError: as `check_topics`.
     """
     deadline = clients.clock.monotonic() + patience
     while True:
