@@ -17,9 +17,9 @@ from eventpub.sink.batch import AHEAD_OF_CLOCK
 from eventpub.sink.client import Clients
 from eventpub.sink.layout import (
     alter,
-    by_age,
     check_written,
     describe,
+    limits_of_age,
     missing_rights,
     written_topics,
     wrong_topics,
@@ -268,11 +268,10 @@ def _faults_of(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[str
     limit = _largest_record(settings)
     batch, most = int(own["batch.size"]), int(own["message.max.bytes"])
     add = alter(sink, sink.topic)
-    delete = add.replace("--add-config", "--delete-config")
     retention, size = (int(settings.get(f"retention.{name}", -1)) for name in ("ms", "bytes"))
     ahead = 1000 * int(settings.get("message.timestamp.after.max.ms", 3_600_000))
-    removes, refuses = by_age(settings)
-    found = [
+    found = [(True, does, fix) for _, does, fix in limits_of_age(sink, settings)]
+    found += [
         (
             "compact" in settings.get("cleanup.policy", ""),
             "is compacted: of each aggregate only its last event is kept, and nothing of one whose"
@@ -280,10 +279,8 @@ def _faults_of(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[str
             f"{add} cleanup.policy=delete",
         ),
         (
-            retention >= 0,
-            f"keeps events for {format_duration(max(0, retention) * 1000)} (retention.ms)"
-            + " after their create_time: older ones are removed as they arrive"
-            * (removes is not None),
+            retention >= 0 and not any("retention.ms" in does for _, does, _ in found),
+            f"keeps events for {format_duration(max(0, retention) * 1000)} (retention.ms)",
             f"{add} retention.ms=-1",
         ),
         (
@@ -297,12 +294,6 @@ def _faults_of(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[str
             f"refuses records that are {format_duration(ahead)} ahead of the broker's clock"
             " (message.timestamp.after.max.ms), which a database's clock may be",
             f"{add} message.timestamp.after.max.ms=3600000",
-        ),
-        (
-            refuses is not None,
-            f"refuses records that are older than {format_duration((refuses or 0) * 1000)}"
-            " (message.timestamp.before.max.ms): older events become dead letters",
-            f"{delete} message.timestamp.before.max.ms",
         ),
         (
             settings.get("message.timestamp.type", "CreateTime") != "CreateTime",

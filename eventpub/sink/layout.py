@@ -238,13 +238,20 @@ def alter(sink: config.Sink, topic: str) -> str:
     )
 
 
-def by_age(settings: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Ages of an event at which the topic removes it, and from which on it refuses it, ms."""
+def limits_of_age(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[int, str, str]]:
+    """Ages of an event, ms, from which on the topic does not keep it; how, and the fix."""
+    command, limits = alter(sink, sink.topic), []
     kept = int(settings.get("retention.ms", -1))
     by_create_time = settings.get("message.timestamp.type", "CreateTime") == "CreateTime"
-    removes = by_create_time and "delete" in settings.get("cleanup.policy", "delete")
+    if kept >= 0 and by_create_time and "delete" in settings.get("cleanup.policy", "delete"):
+        does = f"removes events {format_duration(kept * 1000)} after their create_time"
+        limits.append((kept, f"{does} (retention.ms)", f"{command} retention.ms=-1"))
     taken = int(settings.get("message.timestamp.before.max.ms", _NO_LIMIT))
-    return kept if kept >= 0 and removes else None, taken if taken < _NO_LIMIT else None
+    if taken < _NO_LIMIT:
+        does = f"refuses events older than {format_duration(taken * 1000)}"
+        fix = f"{command.replace('--add-', '--delete-')} message.timestamp.before.max.ms"
+        limits.append((taken, f"{does} (message.timestamp.before.max.ms)", fix))
+    return limits
 
 
 def check_age(clients: Clients, oldest: int, now: int) -> None:
@@ -258,30 +265,15 @@ def check_age(clients: Clients, oldest: int, now: int) -> None:
         SinkError: `sink.backlog_too_old`.
     """
     sink = clients.sink
-    settings = describe(clients, "topic", sink.topic)
-    age = (now - oldest) // 1000
-    kept, taken = by_age(settings)
-    command = alter(sink, sink.topic)
-    if kept is not None and age > kept:
-        does = (
-            f"removes events {format_duration(kept * 1000)} after their create_time (retention.ms)"
-        )
-        fix = f"{command} retention.ms=-1"
-    elif taken is not None and age > taken:
-        does = (
-            f"refuses events older than {format_duration(taken * 1000)}"
-            " (message.timestamp.before.max.ms)"
-        )
-        fix = f"{command.replace('--add-', '--delete-')} message.timestamp.before.max.ms"
-    else:
-        return
-    raise SinkError(
-        "sink.backlog_too_old",
-        f"{sink.topic} {does}: the oldest event to publish, of {format_time(oldest)}, would not"
-        " stay on it",
-        where=f"topic {sink.topic}",
-        suggestion=f"{fix}  (set it again once consumers have read the backlog)",
-    )
+    for limit, does, fix in limits_of_age(sink, describe(clients, "topic", sink.topic)):
+        if (now - oldest) // 1000 > limit:
+            raise SinkError(
+                "sink.backlog_too_old",
+                f"{sink.topic} {does}: the oldest event to publish, of {format_time(oldest)},"
+                " would not stay on it",
+                where=f"topic {sink.topic}",
+                suggestion=f"{fix}  (set it again once consumers have read the backlog)",
+            )
 
 
 def tail_gone(clients: Clients, place: tuple[str, int], saved: int, end: int) -> SinkError:
