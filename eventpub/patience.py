@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from eventpub.clock import SYSTEM_CLOCK, Clock
 from eventpub.errors import EventpubError
+from eventpub.times import SYSTEM_CLOCK, Clock
 
 OUTAGE = 600.0
 """Seconds for which an outage of the database or the broker is waited for."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from eventpub.sink import causes, faults
+from eventpub.sink import faults, owned_producer
 
 
 def forget_all() -> None:
     """Forget it."""
-    causes._by_owner.clear()
+    owned_producer.cautions.clear()
     faults._unanswered_at = float("-inf")

@@ -181,14 +181,15 @@ def config_check(request: Request) -> Report:
     It does not connect to the database or the brokers; with OIDC it requests a token.
     """
     loaded = request.load()
-    from eventpub import settings, sink
+    from eventpub import settings
+    from eventpub.sink.client import check_properties
     from eventpub.sources.mysql.connection import connect_arguments
 
     url = connect_arguments(loaded.config.store)
     for name in ("ssl_ca", "ssl_cert", "ssl_key"):
         if (file := url.get(name)) is not None:
             settings.read_file(Path(file), "store.url")
-    sink.check_properties(loaded.config.sink, loaded.config.app.id)
+    check_properties(loaded.config.sink, loaded.config.app.id)
     where = str(loaded.file) if loaded.file else "environment and flags"
     return Report("config check", True, f"the configuration ({where}) is valid")
 

@@ -90,25 +90,26 @@ def _progress(config: Config) -> dict[str, Any]:
 
 
 def _sink(config: Config) -> Iterable[Check]:
-    from eventpub import sink
+    from eventpub.sink.checks import Written, checks
+    from eventpub.sink.client import Clients
 
     known = _progress(config)
     ends = {(topic, number): end for topic, number, end in known.get("ends", ())}
-    written = sink.Written(known.get("topics", {}), ends, known.get("partitions"))
-    checks = sink.checks(
-        sink.Clients(config.sink),
+    written = Written(known.get("topics", {}), ends, known.get("partitions"))
+    found = checks(
+        Clients(config.sink),
         config.app.id,
         config.run.shards,
         late=config.gaps.late == "divert",
         former_ids=config.app.former_ids,
         written=written,
     )
-    return _and_the_others([*checks], ["broker"], _OF_TOPIC)
+    return _and_the_others([*found], ["broker"], _OF_TOPIC)
 
 
 def _backlog(config: Config) -> list[Check]:
     from eventpub.publisher.prepare import check_backlog
-    from eventpub.sink import Clients
+    from eventpub.sink.client import Clients
     from eventpub.sources.base import start_position
     from eventpub.sources.mysql import EventStore
 

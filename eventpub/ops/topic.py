@@ -18,7 +18,7 @@ from eventpub.sink.client import Clients
 from eventpub.sink.faults import topic_missing
 from eventpub.sink.missing_markers import hanging
 from eventpub.sink.reading import Place, Reading
-from eventpub.sink.topics import list_offsets, offsets_at, partition_counts
+from eventpub.sink.topics import list_offsets, offsets_at, open_below, partition_counts
 from eventpub.times import format_time
 
 Chosen = Callable[[bytes], bool]
@@ -159,13 +159,6 @@ def committed_ends(clients: Clients, places: list[Place], patience: float) -> di
         SinkError: `sink.hanging_transaction`: one was open for `patience` seconds.
     """
     ends = list_offsets(clients, places, "latest", timeout=_CALL_SECONDS)
-    deadline = clients.clock.monotonic() + patience
-    while True:
-        stable = list_offsets(clients, places, "latest", committed=True, timeout=_CALL_SECONDS)
-        open_at = [place for place, end in ends.items() if stable[place] < end]
-        if not open_at:
-            return ends
-        if clients.clock.monotonic() > deadline:
-            place = open_at[0]
-            raise hanging(clients.sink, place, stable[place], ends[place], patience)
-        clients.clock.sleep(0.2)
+    for place, stable in open_below(clients, ends, patience, timeout=_CALL_SECONDS).items():
+        raise hanging(clients.sink, place, stable, ends[place], patience)
+    return ends

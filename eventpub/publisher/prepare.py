@@ -24,22 +24,13 @@ from eventpub.errors import StateError
 from eventpub.index import Storage, Summary, of_another, summary
 from eventpub.parts import Parts
 from eventpub.shard.assignment import Assignment, adopts, identity_of, threads_of
-from eventpub.sink import (
-    Clients,
-    check_age,
-    check_sample,
-    check_sides,
-    check_topics,
-    check_written,
-    fence_all,
-    has_written,
-    oldest_events,
-    sources_of,
-    topic_ids,
-    visible_ends,
-)
+from eventpub.sink.client import Clients
+from eventpub.sink.layout import check_age, check_topics, check_written
 from eventpub.sink.numbered import NumberedSink, markers_of
-from eventpub.sink.topics import partition_counts
+from eventpub.sink.origin import check_sample, check_sides, has_written, sources_of
+from eventpub.sink.owned_producer import fence_all
+from eventpub.sink.reading import oldest_events
+from eventpub.sink.topics import partition_counts, topic_ids, visible_ends
 from eventpub.sources.base import BEGINNING, Source, start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.sources.mysql.server import UNGUARDED, Server
@@ -186,7 +177,7 @@ class _Topics:
 def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _Topics:
     """Whether they are there, are those that were written, and are this publisher's."""
     ends: dict[PartitionId, int] = {(t, p): end for t, p, end in before.get("ends", ())}
-    layout = check_topics(
+    partitions = check_topics(
         clients,
         shards=config.run.shards,
         late=config.gaps.late == "divert",
@@ -196,7 +187,7 @@ def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _
     acknowledged = check_written(clients, ids, before.get("topics", {}), ends)
     is_placed = _is_placed(clients, before, ids)
     check_sample(clients, sources_of(config.app.id, config.app.former_ids))
-    return _Topics(layout.partitions, ids, acknowledged, is_placed)
+    return _Topics(partitions, ids, acknowledged, is_placed)
 
 
 def _is_placed(clients: Clients, before: dict[str, Any], ids: dict[str, str]) -> bool:

@@ -15,15 +15,10 @@ from eventpub.coordinator.boundary import Boundary
 from eventpub.coordinator.newest import MOST, SAMPLE
 from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.shard.assignment import Assignment
-from eventpub.sink import (
-    are_left_open,
-    check_between,
-    check_written,
-    sources_of,
-    topic_gone,
-    topic_ids,
-    visible_ends,
-)
+from eventpub.sink.faults import topic_gone
+from eventpub.sink.layout import check_written
+from eventpub.sink.origin import check_between, sources_of
+from eventpub.sink.topics import open_below, topic_ids, visible_ends
 from eventpub.sources.base import Poll, Source
 
 _TIMEOUT = 2.0
@@ -175,7 +170,7 @@ class BrokerWork:
 
     def do(self, command: e.Command) -> e.Event | None:
         if isinstance(command, e.CheckOpen):
-            return e.OpenChecked(are_left_open(self._clients, command.ends, _TIMEOUT))
+            return e.OpenChecked(bool(open_below(self._clients, command.ends, 0, timeout=_TIMEOUT)))
         assert isinstance(command, e.CheckTopic)
         self._check_topic(command)
         return e.TopicChecked()

@@ -13,7 +13,7 @@ from eventpub.channel import Request
 from eventpub.errors import EventpubError, SinkError, StoreError, from_dict
 from eventpub.shard.context import ShardContext
 from eventpub.shard.publishing import NO_EVENTS, Publishing
-from eventpub.sink import has_event
+from eventpub.sink.reading import has_event
 
 _OF_THE_ROW = {"sink.too_many_refused", "store.other_history", "store.row_invalid"}
 """Errors about a row that only the user's request has touched."""

@@ -19,8 +19,8 @@ from eventpub.index import Index
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.own_index import open_index
 from eventpub.shard.pace import Pace
-from eventpub.sink import ShardSink
 from eventpub.sink.base import Sink
+from eventpub.sink.shard import ShardSink
 
 COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""

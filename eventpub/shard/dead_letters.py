@@ -12,8 +12,8 @@ import pyarrow as pa
 from eventpub import config
 from eventpub.admission import CONFLICT, Decision, Rewritten, values
 from eventpub.errors import SinkError, StateError, StoreError
-from eventpub.sink import DeadRow, RecordRefusedError
-from eventpub.sink.records import contents_of
+from eventpub.sink.records import DeadRow, contents_of
+from eventpub.sink.refusals import RecordRefusedError
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Refusals:
         """
         reason = f"{refusal.code}: {refusal.reason}"
         before = len(self._reasons)
-        for table, rows in ((events, refusal.rows), (diverted, refusal.diverted_rows)):
-            if table is None or not rows:
+        for topic, table in ((self._sink.topic, events), (self._sink.late_topic, diverted)):
+            if table is None or topic not in refusal.by_topic:
                 continue
-            some = table.take(rows)
+            some = table.take(refusal.by_topic[topic])
             for key in zip(values(some, "aggregate_id"), values(some, "version"), strict=True):
                 self._reasons[key] = reason
         if len(self._reasons) == before:

@@ -18,8 +18,11 @@ from eventpub.channel import Folding
 from eventpub.shard.assignment import index_folder
 from eventpub.shard.context import PublishingContext
 from eventpub.shard.jumps import Jumps
-from eventpub.sink import Folded, MissingMarkerError, oldest_events, topic_ids, topic_remade
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.faults import topic_remade
+from eventpub.sink.folded import Folded
+from eventpub.sink.missing_markers import MissingMarkerError
+from eventpub.sink.reading import oldest_events
+from eventpub.sink.topics import list_offsets, topic_ids
 
 _SHOWN_EVERY = 1.0
 """Seconds between two reports of how far it is."""

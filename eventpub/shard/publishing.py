@@ -22,8 +22,8 @@ from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
 from eventpub.shard.hold_shard import at_first_row, with_unpublished
 from eventpub.shard.pace import rows_within
-from eventpub.sink import PublishedBatch, RecordRefusedError
-from eventpub.sink.base import Content
+from eventpub.sink.base import Content, PublishedBatch
+from eventpub.sink.refusals import RecordRefusedError
 
 NO_EVENTS = EVENTS.empty_table()
 Event: TypeAlias = tuple[str, int]
@@ -222,7 +222,6 @@ class Publishing:
         self._record(decision, known, position, published, refused, kept.run)
         if decision.publishes:
             self._context.parts.failpoint("after_index")
-            context.sink.check_between()
         report.counts.add(decision.counts)
 
     def _transact(

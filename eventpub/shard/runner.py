@@ -18,7 +18,7 @@ from eventpub.shard.folding import Fold
 from eventpub.shard.prefetch import Prefetch
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 from eventpub.shard.step import Step
-from eventpub.sink import topic_gone
+from eventpub.sink.faults import topic_gone
 from eventpub.sink.numbered import require_owner
 
 log = logging.getLogger("eventpub.shard")

@@ -86,14 +86,7 @@ class Sink(Protocol):
         Raises:
             RecordRefusedError: some rows can never be published; nothing was. Name them dead, redo.
             SinkError: `sink.aborted` (nothing was published; redo), `sink.fenced`,
-                `sink.side_record_refused`, `sink.topic_recreated`,
+                `sink.side_record_refused`, `sink.topic_recreated`, `sink.other_publisher`,
                 `sink.indefinite`, `sink.unreachable`, `sink.fatal`, `sink.wrong_partition`, ….
                 Look at `needs_replacement` before the next call.
-        """
-
-    def check_between(self) -> None:
-        """Look whether another publisher has written between what this one has.
-
-        Raises:
-            SinkError: `sink.other_publisher`.
         """

@@ -5,45 +5,35 @@ A broker that cannot be reached is said once; what this account may not read is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from confluent_kafka import KafkaException
-
 from eventpub import config
 from eventpub.config import format_duration
 from eventpub.errors import Check, EventpubError
-from eventpub.sink import client, faults
+from eventpub.sink import client_settings, faults
+from eventpub.sink.batch import AHEAD_OF_CLOCK
 from eventpub.sink.client import Clients
-from eventpub.sink.faults import topic_gone, topic_missing
 from eventpub.sink.layout import (
     alter,
     check_written,
     describe,
-    faults_of,
-    largest_record,
-    too_few_partitions,
-    unequal_partitions,
+    limits_of_age,
+    missing_rights,
+    written_topics,
+    wrong_topics,
 )
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, check_sample, sources_of
 from eventpub.sink.owned_producer import try_transactions
-from eventpub.sink.topics import (
-    REACH_TIMEOUT,
-    missing_rights,
-    partition_counts,
-    topic_ids,
-)
+from eventpub.sink.topics import counts_of, metadata, topic_ids
 from eventpub.terminal import counted
 
-Weakness = tuple[Literal["warn", "wrong"], str, str]
-"""How bad it is, what it means, and the setting that is better."""
+Weakness = tuple[Literal["warn", "wrong"], str, str | None]
+"""How bad it is, what it means, and the setting that is better; None: more copies are."""
 _TRANSACTIONS = "__transaction_state"
 """Kafka's topic of the transactions that were committed."""
-_SINCE_3_8 = "compression.gzip.level"
-"""A setting that brokers have since that version, which they do not say."""
 _VERIFICATION = "transaction.partition.verification.enable"
 
 
@@ -75,17 +65,18 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     """
     sink = clients.sink
     try:
-        found = partition_counts(clients)
+        cluster = metadata(clients)
     except EventpubError as error:
         return [Check.wrong("broker", error)]
-    side = [sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
+    found = counts_of(cluster)
     made = [Check("broker", "ok", f"reached at {sink.bootstrap_servers}")]
     if lacking := missing_rights(clients, late=late):
         made.append(Check.wrong("rights", faults.rights_missing(sink, lacking)))
-    made.append(_topic(sink, found, shards, written))
+    of_topic, *of_side = _topics(sink, found, shards, written, late=late).values()
+    made.append(of_topic)
     if sink.topic in found:
         made.append(_history(clients, sources_of(app_id, former_ids), written))
-    made += [_side_topic(sink, found, topic) for topic in side]
+    made += of_side
     if sink.delivery == "exactly_once":
         made.append(_transactions(clients, app_id))
     if sink.topic in found:
@@ -96,19 +87,11 @@ def checks(  # noqa: PLR0913 (options, by keyword)
         if topic in found
         for check in _side_settings(sink, topic, describe(clients, "topic", topic))
     ]
-    if (cluster := _cluster(clients)) is not None:
+    made += _replication(clients, cluster, written_topics(sink, late=late))
+    if sink.delivery == "exactly_once":
         broker = describe(clients, "broker", str(min(cluster.brokers)))
-        made += replication_checks(clients, cluster, side, broker)
-        made += _broker_settings(sink, broker)
+        made.append(_broker_settings(sink, broker))
     return made
-
-
-def _missing(sink: config.Sink, name: str, topic: str, partitions: int | None) -> Check:
-    if sink.create_topics:
-        count = partitions or sink.partitions
-        said = f"{topic} is not there yet; run creates it, {counted(count, 'partition')}"
-        return Check(name, "ok", said)
-    return Check.wrong(name, topic_missing(sink, topic, partitions))
 
 
 def _history(clients: Clients, sources: Sources, written: Written) -> Check:
@@ -124,37 +107,34 @@ def _history(clients: Clients, sources: Sources, written: Written) -> Check:
     return Check(name, "ok", f"nothing of another publisher at the ends of its partitions{id_}")
 
 
-def _topic(sink: config.Sink, found: Mapping[str, int], shards: int, written: Written) -> Check:
-    name = "topic"
+def _topics(
+    sink: config.Sink, found: Mapping[str, int], shards: int, written: Written, *, late: bool
+) -> dict[str, Check]:
+    """By topic, whether it is there as it has to be."""
+    was_written = any(topic == sink.topic and end for (topic, _), end in written.ends.items())
+    wrong = wrong_topics(sink, found, shards=shards, late=late, was_written=was_written)
     partitions = found.get(sink.topic, sink.partitions)
-    is_there = sink.topic in found
-    if not is_there and any(t == sink.topic and end for (t, _), end in written.ends.items()):
-        return Check.wrong(name, topic_gone(sink))
-    if shards > partitions and (is_there or sink.create_topics):
-        return Check.wrong(name, too_few_partitions(sink, shards, found.get(sink.topic)))
-    if not is_there:
-        return _missing(sink, name, sink.topic, None)
-    if written.partitions not in {None, partitions}:
-        return Check(
-            name,
-            "warn",
-            f"{sink.topic} has {counted(partitions, 'partition')}, but had {written.partitions}"
-            " when it was last written: an aggregate's events may be in two partitions; `run` reads"
-            " all of them back once",
-            "if consumers need each aggregate's order, let them catch up before you restart the"
-            " publisher",
-        )
-    return Check(name, "ok", f"{sink.topic}, {counted(partitions, 'partition')}")
-
-
-def _side_topic(sink: config.Sink, found: Mapping[str, int], topic: str) -> Check:
-    name = f"side topic {topic.removeprefix(sink.topic)}"
-    partitions = found.get(sink.topic)
-    if topic not in found:
-        return _missing(sink, name, topic, partitions)
-    if partitions is not None and found[topic] != partitions:
-        return Check.wrong(name, unequal_partitions(sink, topic, found))
-    return Check(name, "ok", f"{topic}, {counted(found[topic], 'partition')}")
+    checks = {}
+    for topic in written_topics(sink, late=late):
+        name = "topic" if topic == sink.topic else f"side topic {topic.removeprefix(sink.topic)}"
+        count = counted(partitions, "partition")
+        if topic in wrong:
+            checks[topic] = Check.wrong(name, wrong[topic])
+        elif topic not in found:
+            said = f"{topic} is not there yet; run creates it, {count}"
+            checks[topic] = Check(name, "ok", said)
+        elif topic == sink.topic and written.partitions not in {None, partitions}:
+            checks[topic] = Check(
+                name,
+                "warn",
+                f"{topic} has {count}, but had {written.partitions} when it was last written: an"
+                " aggregate's events may be in two partitions; `run` reads all of them back once",
+                "if consumers need each aggregate's order, let them catch up before you restart the"
+                " publisher",
+            )
+        else:
+            checks[topic] = Check(name, "ok", f"{topic}, {count}")
+    return checks
 
 
 def _transactions(clients: Clients, app_id: str) -> Check:
@@ -167,16 +147,6 @@ def _transactions(clients: Clients, app_id: str) -> Check:
     return Check(name, "ok", f"this account may use them; timeout {timeout}")
 
 
-def _cluster(clients: Clients) -> Any:
-    """Brokers and topics; None where no broker says."""
-    admin, _ = clients.admin()
-    try:
-        found = client.call(admin.list_topics, None, REACH_TIMEOUT)
-    except KafkaException:
-        return None
-    return found if found.brokers else None
-
-
 def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -> list[Check]:
     """Whether a side topic keeps what is written to it: a lost index is rebuilt from it, too."""
     forgets = {
@@ -187,102 +157,81 @@ def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -
     forgetting = [setting for setting, is_wanted in forgets.items() if is_wanted]
     if not forgetting:
         return []
-    lost = (
-        "with a lost index, an event of a gap whose record is gone counts as a duplicate, or as a"
-        " conflict"
-        if topic == sink.gaps_topic
-        else "with a lost index, rows whose dead letter is gone are refused again"
+    said = (
+        f"{topic} does not keep all records ({', '.join(s.split('=')[0] for s in forgetting)}):"
+        " with a lost index, what it no longer has is decided again, as a duplicate, a conflict or"
+        " another dead letter"
     )
-    return [
-        Check(
-            f"side topic {topic.removeprefix(sink.topic)} settings",
-            "warn",
-            f"{topic} does not keep all records ({', '.join(s.split('=')[0] for s in forgetting)}):"
-            f" {lost}",
-            f"{alter(sink, topic)} {','.join(forgetting)}",
-        )
-    ]
+    fix = f"{alter(sink, topic)} {','.join(forgetting)}"
+    return [Check(f"side topic {topic.removeprefix(sink.topic)} settings", "warn", said, fix)]
 
 
 def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Check]:
     name = "topic settings"
     if not settings:
         return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
-    limit = largest_record(settings)
+    limit = _largest_record(settings)
     return [
         Check(name, "warn", f"{sink.topic} {fault}", fix)
-        for fault, fix in faults_of(sink, settings)
+        for fault, fix in _faults_of(sink, settings)
     ] or [Check(name, "ok", f"kept for good, records up to {limit} bytes")]
 
 
-def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Check]:
+def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> Check:
     name = "broker settings"
-    if sink.delivery != "exactly_once":
-        return []
-    if not settings:
-        return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
-    is_old = _SINCE_3_8 not in settings
-    if settings.get(_VERIFICATION) == "true" and not is_old:
-        return [Check(name, "ok", "a late record cannot enter an ended transaction")]
-    why = "it is older than 3.8" if is_old else f"{_VERIFICATION}=false"
-    return [
-        Check(
-            name,
-            "warn",
-            f"the broker does not verify all partitions of a transaction ({why}): a record that"
-            " arrives late may leave a transaction open for ever",
-            "use brokers 3.8 or newer"
-            if is_old
-            else f"kafka-configs.sh --bootstrap-server {sink.bootstrap_servers} --alter"
-            f" --entity-type brokers --entity-default --add-config {_VERIFICATION}=true",
-        )
-    ]
+    if settings.get(_VERIFICATION) != "false":
+        return Check(name, "ok", "a late record cannot enter an ended transaction")
+    return Check(
+        name,
+        "warn",
+        f"the broker does not verify the partitions of a transaction ({_VERIFICATION}=false): a"
+        " record that arrives late may leave a transaction open for ever",
+        f"kafka-configs.sh --bootstrap-server {sink.bootstrap_servers} --alter --entity-type"
+        f" brokers --entity-default --add-config {_VERIFICATION}=true",
+    )
 
 
-def replication_checks(
-    clients: Clients, cluster: Any, side: Sequence[str], broker: Mapping[str, str]
-) -> list[Check]:
+def _replication(clients: Clients, cluster: Any, topics: Sequence[str]) -> list[Check]:
     """Whether enough brokers keep what is published, and whether it can be published.
 
     Args:
-        side: the side topics that are written to.
-        broker: a broker's settings.
+        topics: those that are written to.
     """
     sink = clients.sink
-    name, wanted = "replication", min(3, len(cluster.brokers))
-    written = [sink.topic, *side, *([_TRANSACTIONS] if sink.delivery == "exactly_once" else [])]
-    topics = {t: cluster.topics[t].partitions for t in written if t in cluster.topics}
-    copies = {t: min((len(p.replicas) for p in topics[t].values()), default=0) for t in topics}
+    name, brokers = "replication", counted(len(cluster.brokers), "broker")
+    written = [*topics, *([_TRANSACTIONS] if sink.delivery == "exactly_once" else [])]
     weak: dict[Weakness, list[str]] = {}
-    for topic, count in copies.items():
-        for weakness in weaknesses(count, describe(clients, "topic", topic)):
+    for topic in (each for each in written if each in cluster.topics):
+        replicas = (len(p.replicas) for p in cluster.topics[topic].partitions.values())
+        copies, settings = min(replicas, default=0), describe(clients, "topic", topic)
+        for weakness in _weaknesses(copies, min(3, len(cluster.brokers)), settings):
             weak.setdefault(weakness, []).append(topic)
     made = [
         Check(name, status, f"{', '.join(found)}: {text}", _alter_all(sink, found, setting))
         for (status, text, setting), found in weak.items()
     ]
-    lost = f"fewer than {counted(wanted, 'copy', 'copies')}: what a broker's disk loses may be gone"
-    if few := {topic: topics[topic] for topic, count in copies.items() if 0 < count < wanted}:
-        fix = _reassign(sink, few, sorted(cluster.brokers), wanted)
-        made.append(Check(name, "warn", f"{', '.join(few)}: {lost}", fix))
-    factor = sink.replication_factor
-    factor = factor if factor > 0 else int(broker.get("default.replication.factor", wanted))
-    brokers = counted(len(cluster.brokers), "broker")
-    if sink.create_topics and sink.topic not in topics and factor < wanted:
-        fix = f"set sink.replication_factor = {wanted}"
-        made.append(Check(name, "warn", f"{sink.topic} would be created with {lost}", fix))
-    if sink.create_topics and {sink.topic, *side} - topics.keys() and factor > len(cluster.brokers):
-        text = f"{brokers} cannot keep {factor} copies of the topics that run creates"
-        fix = f"set sink.replication_factor = {wanted}, or create the topics by yourself"
-        made.append(Check(name, "wrong", text, fix, "sink.too_few_brokers"))
+    is_missing = not set(topics) <= cluster.topics.keys()
+    if sink.create_topics and is_missing and sink.replication_factor > len(cluster.brokers):
+        made.append(
+            Check(
+                name,
+                "wrong",
+                f"{brokers} cannot keep {sink.replication_factor} copies of the topics that run"
+                " creates",
+                f"set sink.replication_factor = {min(3, len(cluster.brokers))}, or create the"
+                " topics by yourself",
+                "sink.too_few_brokers",
+            )
+        )
     return made or [Check(name, "ok", f"as many copies as {brokers} can keep, or 3")]
 
 
-def weaknesses(copies: int, settings: Mapping[str, str]) -> Iterator[Weakness]:
+def _weaknesses(copies: int, wanted: int, settings: Mapping[str, str]) -> Iterator[Weakness]:
     """What a topic's settings mean for its copies.
 
     Args:
         copies: of each partition.
+        wanted: how many it should have.
         settings: of the topic; empty where they may not be read.
     """
     in_sync = int(settings.get("min.insync.replicas", max(1, copies - 1)))
@@ -299,28 +248,76 @@ def weaknesses(copies: int, settings: Mapping[str, str]) -> Iterator[Weakness]:
         text = "a broker that lacks committed records may become the leader, and they are lost"
         text += " (unclean.leader.election.enable)"
         yield "warn", text, "unclean.leader.election.enable=false"
+    if copies < wanted:
+        text = f"fewer than {counted(wanted, 'copy', 'copies')}: what a broker's disk loses may be"
+        yield "warn", f"{text} gone", None
 
 
-def _alter_all(sink: config.Sink, topics: Sequence[str], setting: str) -> str:
-    """The command that sets this for some topics."""
+def _alter_all(sink: config.Sink, topics: Sequence[str], setting: str | None) -> str:
+    """The command that sets this for some topics; None: they lack copies."""
+    if setting is None:
+        return "add replicas to the partitions with kafka-reassign-partitions.sh"
     if len(topics) == 1:
         return f"{alter(sink, topics[0])} {setting}"
     return f"for topic in {' '.join(topics)}; do {alter(sink, '$topic')} {setting}; done"
 
 
-def _reassign(
-    sink: config.Sink, topics: Mapping[str, Mapping[int, Any]], brokers: list[int], wanted: int
-) -> str:
-    """The command that gives each partition more copies, spread over the other brokers."""
-    plan = []
-    for topic, partitions in topics.items():
-        for number, partition in sorted(partitions.items()):
-            others = [b for b in brokers if b not in partition.replicas]
-            at = number % max(1, len(others))
-            replicas = [*partition.replicas, *others[at:], *others[:at]][:wanted]
-            plan.append({"topic": topic, "partition": number, "replicas": replicas})
-    text = json.dumps({"version": 1, "partitions": plan}, separators=(",", ":"))
-    return (
-        f"echo '{text}' > copies.json && kafka-reassign-partitions.sh --bootstrap-server"
-        f" {sink.bootstrap_servers} --reassignment-json-file copies.json --execute"
-    )
+def _faults_of(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Settings of the topic that break the guarantees, each with the fix."""
+    own = client_settings.producer_settings(sink, None)
+    limit = _largest_record(settings)
+    batch, most = int(own["batch.size"]), int(own["message.max.bytes"])
+    add = alter(sink, sink.topic)
+    retention, size = (int(settings.get(f"retention.{name}", -1)) for name in ("ms", "bytes"))
+    ahead = 1000 * int(settings.get("message.timestamp.after.max.ms", 3_600_000))
+    found = [(True, does, fix) for _, does, fix in limits_of_age(sink, settings)]
+    found += [
+        (
+            "compact" in settings.get("cleanup.policy", ""),
+            "is compacted: of each aggregate only its last event is kept, and nothing of one whose"
+            " last event has a NULL payload; with a lost index those are published again",
+            f"{add} cleanup.policy=delete",
+        ),
+        (
+            retention >= 0 and not any("retention.ms" in does for _, does, _ in found),
+            f"keeps events for {format_duration(max(0, retention) * 1000)} (retention.ms)",
+            f"{add} retention.ms=-1",
+        ),
+        (
+            size >= 0,
+            f"keeps {size} bytes of each partition (retention.bytes): older events are removed,"
+            " whether or not they were read",
+            f"{add} retention.bytes=-1",
+        ),
+        (
+            ahead < AHEAD_OF_CLOCK,
+            f"refuses records that are {format_duration(ahead)} ahead of the broker's clock"
+            " (message.timestamp.after.max.ms), which a database's clock may be",
+            f"{add} message.timestamp.after.max.ms=3600000",
+        ),
+        (
+            settings.get("message.timestamp.type", "CreateTime") != "CreateTime",
+            "gives records the broker's time (message.timestamp.type): create_time is in"
+            " ce_time only, and `verify` calls every record altered",
+            f"{add} message.timestamp.type=CreateTime",
+        ),
+        (
+            limit < batch,
+            f"takes {limit} bytes at once, but batches may have {batch}: refused ones are sent"
+            " again record by record",
+            f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {add}'
+            f" max.message.bytes={batch * 12 // 10}",
+        ),
+        (
+            most < limit,
+            f"takes records up to {limit} bytes, the client up to {most} (message.max.bytes):"
+            " larger ones become dead letters",
+            f'"message.max.bytes" = "{limit}" in [sink.properties]',
+        ),
+    ]
+    return [(fault, fix) for is_so, fault, fix in found if is_so]
+
+
+def _largest_record(settings: Mapping[str, str]) -> int:
+    """Bytes that the topic takes at once."""
+    return int(settings.get("max.message.bytes", 1_048_588))

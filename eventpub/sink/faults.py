@@ -1,23 +1,7 @@
-"""librdkafka's errors as the sink's own, in one place.
+"""librdkafka's errors as the sink's own, in one place; docs/errors.md lists their codes.
 
-| code | what happened | the caller |
-|---|---|---|
-| `sink.unreachable` | no broker, or no coordinator, answered in time | waits, tries again |
-| `sink.auth_failed`, `sink.not_authorized` | the broker refused us | stops |
-| `sink.token_failed` | there is no token to log in with | waits, tries again |
-| `sink.topic_missing` | a topic is gone | waits half a minute, then stops |
-| `sink.topic_recreated` | the topic is another one, or has lost its last records | stops |
-| `sink.side_topics_left` | the topic is new, and its side topics are of a former one | stops |
-| `sink.too_few_brokers` | a topic that is created cannot have its copies | stops at the start |
-| `sink.other_publisher` | another application id has published to the topic | stops |
-| `sink.transactions_refused` | the broker does not do our transactions | stops |
-| `sink.fenced` | another publisher has the shard | fails; the coordinator counts, starts another |
-| `sink.own_request_late` | the same, by a request of its own that came late | tries again |
-| `sink.indefinite` | the outcome of the commit is unknown | replaces, folds, redoes |
-| `sink.transaction_expired` | a transaction was open for too long | tries again |
-| `sink.aborted` | the transaction was aborted for good | redoes the batch |
-| `sink.record_refused` | a record that the broker will never take | dead-letters it, redoes |
-| `sink.fatal` | the producer is of no more use | replaces, folds, redoes |
+What must hold: after `sink.indefinite` and `sink.fatal`, the caller replaces the producer and folds
+before it goes on.
 """
 
 from __future__ import annotations
@@ -395,4 +379,17 @@ def topic_gone(sink: config.Sink) -> SinkError:
         " events only, create it: kafka-topics.sh --bootstrap-server"
         f" {sink.bootstrap_servers} --create --topic {sink.topic} --partitions {sink.partitions}"
         " --config retention.ms=-1; the next start names the sink.accept_topic_id to set",
+    )
+
+
+def aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
+    """Nothing was published, and the same may be tried again."""
+    why = "" if error is None else f" ({says(error)})"
+    return SinkError(
+        "sink.aborted",
+        f"the transaction was aborted, nothing was published{why}",
+        where=f"topic {sink.topic}",
+        suggestion="nothing to do: the next transaction publishes the same events; if this"
+        " repeats, see the broker's log",
+        retriable=True,
     )

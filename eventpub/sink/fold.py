@@ -18,7 +18,7 @@ from contextlib import closing
 
 from eventpub.sink.client import Clients
 from eventpub.sink.folded import Decoder, Folded, Scope
-from eventpub.sink.leaders import check_leaders, tail_gone
+from eventpub.sink.layout import check_leaders, tail_gone
 from eventpub.sink.missing_markers import (
     MissingMarkerError,
     PartitionId,
@@ -26,30 +26,12 @@ from eventpub.sink.missing_markers import (
     hanging,
 )
 from eventpub.sink.reading import MARKER_TIMEOUT, Message, Reading, iter_ranges
-from eventpub.sink.topics import End, list_offsets
+from eventpub.sink.topics import End, Meanwhile, list_offsets, open_below
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
-
-
-class StandingStill:
-    """For how long the last stable offset of each partition has stood still."""
-
-    def __init__(self) -> None:
-        self._stable: dict[PartitionId, int] = {}
-        self._since: dict[PartitionId, float] = {}
-        self._now = 0.0
-
-    def seen(self, stable: Mapping[PartitionId, int], now: float) -> None:
-        """Last stable offsets, as the broker has just given them."""
-        self._now = now
-        for place, offset in stable.items():
-            if self._stable.get(place) != offset:
-                self._stable[place], self._since[place] = offset, now
-
-    def seconds(self, place: PartitionId) -> float:
-        """Since it was another one."""
-        return self._now - self._since[place]
+_ENDED_WITHIN = 3 * MARKER_TIMEOUT
+"""Seconds in which what this producer ends in partitions is to be seen as ended."""
 
 
 class Fold(Iterator[Folded]):
@@ -61,8 +43,6 @@ class Fold(Iterator[Folded]):
         acknowledged: next offsets up to which all counts as committed, though `saved`, of a lost
             or older index, may be behind.
         end_open: ends what the shard's own producer has open in these partitions.
-        timeout: seconds without any progress after which it gives up.
-        meanwhile: called again and again while nothing comes; what it raises ends the iteration.
 
     Attributes:
         offsets: the next offset of every own partition; to be saved with what was folded.
@@ -78,8 +58,7 @@ class Fold(Iterator[Folded]):
         written: Mapping[PartitionId, Written],
         acknowledged: Mapping[PartitionId, int],
         end_open: Callable[[set[PartitionId]], None] | None,
-        timeout: float = FOLD_TIMEOUT,
-        meanwhile: Callable[[], None],
+        meanwhile: Meanwhile,
     ) -> None:
         self._scope = scope
         self._clients = scope.clients
@@ -87,7 +66,6 @@ class Fold(Iterator[Folded]):
         self._written = written
         self._acknowledged = acknowledged
         self._end_open = end_open
-        self._timeout = timeout
         self._meanwhile = meanwhile
         self._ends: dict[PartitionId, int] = {}
         self.offsets: dict[PartitionId, int] = dict(saved)
@@ -135,10 +113,10 @@ class Fold(Iterator[Folded]):
 
         Raises:
             MissingMarkerError: something that was committed is not visible.
-            SinkError: `sink.hanging_transaction`, `sink.topic_recreated`, or as `check_topics`.
+            SinkError: `sink.hanging_transaction`, `sink.topic_recreated`.
         """
         began: float | None = None
-        still = StandingStill()
+        still: dict[PartitionId, tuple[int, float]] = {}
         ended: set[PartitionId] = set()
         kept: dict[PartitionId, int] = {}
         of_others = self._scope.of_others
@@ -149,12 +127,14 @@ class Fold(Iterator[Folded]):
             stable = self._list("latest", committed=True)
             now = self._clients.clock.monotonic()
             began = began or now  # not before the broker answers
-            still.seen(stable, now)
+            for place, offset in stable.items():
+                if still.get(place, (None,))[0] != offset:
+                    still[place] = offset, now
             blocked = {place for place, end in ends.items() if stable[place] < end}
             if not (held := blocked | short):
                 return ends
             if now - began > MARKER_TIMEOUT:
-                seconds = {place: still.seconds(place) for place in held}
+                seconds = {place: now - still[place][1] for place in held}
                 # a marker may come after the answer that its transaction is over
                 late = {place for place, since in seconds.items() if since > MARKER_TIMEOUT}
                 self._check_tails(ends, short)
@@ -163,7 +143,7 @@ class Fold(Iterator[Folded]):
                 if self._end_open is not None and own:
                     self._end_open(own)
                     ended |= own
-                elif max(seconds.values()) > self._timeout or now - began > 4 * self._timeout:
+                elif max(seconds.values()) > FOLD_TIMEOUT or now - began > 4 * FOLD_TIMEOUT:
                     place = max(sorted(seconds), key=seconds.__getitem__)
                     at, end = stable[place], ends[place]
                     raise hanging(self._clients.sink, place, at, end, seconds[place])
@@ -254,7 +234,7 @@ class Fold(Iterator[Folded]):
             {**last},
             committed=True,
             few=True,
-            timeout=self._timeout,
+            timeout=FOLD_TIMEOUT,
             meanwhile=self._meanwhile,
         ):
             last.pop((message.topic(), message.partition()), None)
@@ -298,7 +278,7 @@ class Fold(Iterator[Folded]):
         reading = Reading(
             self._clients,
             {place: (self.offsets[place], self._ends[place]) for place in places},
-            patience=self._timeout,
+            patience=FOLD_TIMEOUT,
             meanwhile=self._meanwhile,
         )
         with closing(reading):
@@ -321,38 +301,22 @@ def end_all(
     clients: Clients,
     places: list[PartitionId],
     end_open: Callable[[set[PartitionId]], None],
-    meanwhile: Callable[[], None],
+    meanwhile: Meanwhile,
 ) -> None:
     """Waits until no transaction is open before the ends of these partitions as they are now.
 
     Args:
         end_open: ends what the shard's own producer has open in partitions.
-        meanwhile: called again and again while it waits; what it raises ends that.
 
     Raises:
-        SinkError: `sink.hanging_transaction`, or as `check_topics`.
+        SinkError: `sink.hanging_transaction`.
     """
     ends = list_offsets(clients, places, "latest")
-    still = StandingStill()
-    began = clients.clock.monotonic()
-    ended: set[PartitionId] = set()
-    while True:
-        stable = list_offsets(clients, places, "latest", committed=True)
-        now = clients.clock.monotonic()
-        still.seen(stable, now)
-        behind = {place for place in places if stable[place] < ends[place]}
-        if not behind:
-            return
-        if now - began > MARKER_TIMEOUT and (new := behind - ended):
-            end_open(new)
-            ended |= new
-            # the marker of what has ended it may be left out as well
-            ends |= list_offsets(clients, list(new), "latest")
-            began = clients.clock.monotonic()
-        elif now - began > MARKER_TIMEOUT:
-            for place in sorted(behind):
-                seconds = still.seconds(place)
-                if seconds > MARKER_TIMEOUT:
-                    raise hanging(clients.sink, place, stable[place], ends[place], seconds)
-        meanwhile()
-        clients.clock.sleep(0.05 if now - began < MARKER_TIMEOUT else 0.2)
+    held = open_below(clients, ends, MARKER_TIMEOUT, meanwhile)
+    if held:
+        end_open(set(held))
+        # the marker of what has ended it may be left out as well
+        ends |= list_offsets(clients, list(held), "latest")
+        held = open_below(clients, ends, _ENDED_WITHIN, meanwhile)
+    for place, stable in sorted(held.items()):
+        raise hanging(clients.sink, place, stable, ends[place], _ENDED_WITHIN)

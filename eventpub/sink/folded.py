@@ -19,7 +19,7 @@ from eventpub.sink import records
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_conflict, read_gap
 from eventpub.sink.missing_markers import PartitionId
-from eventpub.sink.origin import Sources, other_publisher
+from eventpub.sink.origin import Sources, origin_of, other_publisher
 
 
 def _no_versions() -> npt.NDArray[np.int64]:
@@ -137,7 +137,7 @@ class Decoder:
 
     def _counts(self, kind: Kind, message: Any, headers: Mapping[str, Any]) -> bool:
         """Whether this publisher has written a record."""
-        origin = self._scope.sources.origin(message, headers)
+        origin = origin_of(message, headers, self._scope.sources)
         if origin == "own":
             return True
         if origin == "other_publisher" and kind == "events":

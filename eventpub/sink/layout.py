@@ -1,52 +1,47 @@
-"""The topic and its side topics: do they fit together, and do they keep what is published?
+"""The topic and its side topics: do they fit together, and who leads their partitions?
 
 What must hold before anything is published: the topic exists, and is the one that was written;
 `<topic>.gaps`, `<topic>.dead` (and `<topic>.late` where late events are diverted) exist with the
 same number of partitions; there are at least as many partitions as shards.
 
-Of the topic's settings, most are only said by `eventpub doctor`. A topic that would remove or
-refuse what is about to be published, for its age, stops `run` as well: it would be gone at once.
+A topic that would remove or refuse what is about to be published, for its age, stops `run`; its
+other settings are only said by `eventpub doctor`.
+
+A broker that is cut off from the others, and not from us, goes on to answer for what it led, with
+ends that are old. What must hold, too: nothing that follows from an end which has fallen, or has
+not grown, is believed of one broker alone where another one answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # not in its stubs
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation, ConfigResource  # type: ignore[attr-defined]  # not in its stubs
 
 from eventpub import config
 from eventpub.config import format_duration, format_time
 from eventpub.errors import SinkError
-from eventpub.sink import client_settings, faults
-from eventpub.sink.batch import AHEAD_OF_CLOCK
+from eventpub.sink import client, faults
 from eventpub.sink.client import Clients
-from eventpub.sink.leaders import tail_gone
 from eventpub.sink.topics import (
     REACH_TIMEOUT,
     create,
+    described,
     list_offsets,
-    missing_rights,
+    metadata,
     partition_counts,
 )
 from eventpub.terminal import counted
 
 _KNOWN_WITHIN = 5.0
 """Seconds in which a broker that has just started knows of the topics that are there."""
-
-_LONGEST = (1 << 63) - 1
-"""ms: no limit."""
-
-
-@dataclass(frozen=True)
-class TopicLayout:
-    """What was found: `created` are the topics that were missing."""
-
-    topic: str
-    partitions: int
-    created: tuple[str, ...]
+_NO_LIMIT = (1 << 63) - 1
+"""ms."""
+_PATIENCE = 2.0
+"""Seconds that one broker has to answer who leads a partition."""
 
 
 def check_topics(
@@ -55,9 +50,8 @@ def check_topics(
     shards: int = 1,
     late: bool = False,
     was_written: bool = False,
-    timeout: float = REACH_TIMEOUT,
-) -> TopicLayout:
-    """The topic's layout; what is missing is created where `create_topics` allows it.
+) -> int:
+    """The topic's partitions; what is missing is created where `create_topics` allows it.
 
     Args:
         shards: of the publisher; at most the topic's partitions.
@@ -69,34 +63,91 @@ def check_topics(
             `sink.topic_missing`, `sink.partition_count`.
     """
     sink = clients.sink
-    side = (sink.gaps_topic, sink.dead_topic, *((sink.late_topic,) if late else ()))
-    found = partition_counts(clients, timeout)
+    found = partition_counts(clients)
     deadline = clients.clock.monotonic() + _KNOWN_WITHIN
     while was_written and sink.topic not in found and clients.clock.monotonic() < deadline:
         clients.clock.sleep(0.2)
-        found = partition_counts(clients, timeout)
-    if lacking := missing_rights(clients, timeout, late=late):
+        found = partition_counts(clients)
+    if lacking := missing_rights(clients, late=late):
         raise faults.rights_missing(sink, lacking)
-    missing = [t for t in (sink.topic, *side) if t not in found]
+    while True:
+        for error in wrong_topics(
+            sink, found, shards=shards, late=late, was_written=was_written
+        ).values():
+            raise error
+        missing = [topic for topic in written_topics(sink, late=late) if topic not in found]
+        if not missing:
+            return found[sink.topic]
+        found = create(clients, missing, found.get(sink.topic, sink.partitions))
+
+
+_NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
+
+
+def missing_rights(clients: Clients, *, late: bool) -> dict[str, list[str]]:
+    """What this account may not do with its topics and has to: Describe, Read, Write.
+
+    Of a topic that is not there nothing is known, nor where the broker does not say.
+
+    Args:
+        late: whether late events are diverted to ``<topic>.late``; else it is read only: an index
+            that was lost is built again from what was diverted before, too.
+    """
+    lacking: dict[str, list[str]] = {}
+    answers = described(clients, clients.sink.topics, REACH_TIMEOUT, with_rights=True)
+    for topic, answer in answers.items():
+        needed = dict(_NEEDED)
+        if topic == clients.sink.late_topic and not late:
+            del needed[AclOperation.WRITE]
+        if isinstance(answer, KafkaError):
+            if answer.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                lacking[topic] = ["Describe", *needed.values()]
+            continue
+        allowed = answer.authorized_operations
+        if allowed and (names := [name for op, name in needed.items() if op not in allowed]):
+            lacking[topic] = names
+    return lacking
+
+
+def written_topics(sink: config.Sink, *, late: bool) -> list[str]:
+    """The topic and the side topics that are written to.
+
+    Args:
+        late: True where late events are diverted to ``<topic>.late``.
+    """
+    return [sink.topic, sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
+
+
+def wrong_topics(
+    sink: config.Sink,
+    found: Mapping[str, int],
+    *,
+    shards: int,
+    late: bool,
+    was_written: bool,
+) -> dict[str, SinkError]:
+    """By topic, why it cannot be written to, nor created as it has to be.
+
+    Args:
+        found: the partitions of the topics that are there.
+        shards, late, was_written: as of `check_topics`.
+    """
     partitions = found.get(sink.topic, sink.partitions)
-    if was_written and sink.topic in missing:
-        raise faults.topic_gone(sink)
-    if missing and not sink.create_topics:
-        raise faults.topic_missing(sink, missing[0], partitions)
-    if shards > partitions:
-        raise too_few_partitions(sink, shards, found.get(sink.topic))
-    if missing:
-        found = create(clients, missing, partitions, timeout)
-        partitions = found[sink.topic]
-    for topic in side:
-        if found[topic] != partitions:
-            raise unequal_partitions(sink, topic, found)
-    return TopicLayout(sink.topic, partitions, tuple(missing))
+    wrong: dict[str, SinkError] = {}
+    for topic in written_topics(sink, late=late):
+        if topic not in found and topic == sink.topic and was_written:
+            wrong[topic] = faults.topic_gone(sink)
+        elif topic not in found and not sink.create_topics:
+            wrong[topic] = faults.topic_missing(sink, topic, partitions)
+        elif topic == sink.topic and shards > partitions:
+            wrong[topic] = _too_few_partitions(sink, shards, found.get(sink.topic))
+        elif found.get(topic, partitions) != partitions:
+            wrong[topic] = _unequal_partitions(sink, topic, found[topic], partitions)
+    return wrong
 
 
-def unequal_partitions(sink: config.Sink, topic: str, counts: Mapping[str, int]) -> SinkError:
+def _unequal_partitions(sink: config.Sink, topic: str, count: int, partitions: int) -> SinkError:
     """The error of a side topic that has not as many partitions as the topic."""
-    count, partitions = counts[topic], counts[sink.topic]
     return SinkError(
         "sink.partition_count",
         f"{topic} has {counted(count, 'partition')}, {sink.topic} has {partitions};"
@@ -109,7 +160,7 @@ def unequal_partitions(sink: config.Sink, topic: str, counts: Mapping[str, int])
     )
 
 
-def too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:
+def _too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:
     """The error of shards that have no partition.
 
     Args:
@@ -149,7 +200,7 @@ def check_written(
         Those of them that still mean something.
 
     Raises:
-        SinkError: `sink.topic_recreated`, or as `check_topics`.
+        SinkError: `sink.topic_recreated`.
     """
     sink = clients.sink
     made_again = {name for name, id_ in ids.items() if known.get(name, id_) != id_}
@@ -187,88 +238,20 @@ def alter(sink: config.Sink, topic: str) -> str:
     )
 
 
-def faults_of(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Settings of the topic that break the guarantees, each with the fix."""
-    own = client_settings.producer_settings(sink, None)
-    limit = largest_record(settings)
-    batch, most = int(own["batch.size"]), int(own["message.max.bytes"])
-    add = alter(sink, sink.topic)
-    delete = add.replace("--add-config", "--delete-config")
-    retention, size = (int(settings.get(f"retention.{name}", -1)) for name in ("ms", "bytes"))
-    ahead = 1000 * int(settings.get("message.timestamp.after.max.ms", 3_600_000))
-    taken = _longest_taken(settings)
-    by_age = " after their create_time: older ones are removed as they arrive"
-    found = [
-        (
-            "compact" in settings.get("cleanup.policy", ""),
-            "is compacted: of each aggregate only its last event is kept, and nothing of one whose"
-            " last event has a NULL payload; with a lost index those are published again",
-            f"{add} cleanup.policy=delete",
-        ),
-        (
-            retention >= 0,
-            f"keeps events for {format_duration(max(0, retention) * 1000)} (retention.ms)"
-            + by_age * (_longest_kept(settings) is not None),
-            f"{add} retention.ms=-1",
-        ),
-        (
-            size >= 0,
-            f"keeps {size} bytes of each partition (retention.bytes): older events are removed,"
-            " whether or not they were read",
-            f"{add} retention.bytes=-1",
-        ),
-        (
-            ahead < AHEAD_OF_CLOCK,
-            f"refuses records that are {format_duration(ahead)} ahead of the broker's clock"
-            " (message.timestamp.after.max.ms), which a database's clock may be",
-            f"{add} message.timestamp.after.max.ms=3600000",
-        ),
-        (
-            taken is not None,
-            f"refuses records that are older than {format_duration((taken or 0) * 1000)}"
-            " (message.timestamp.before.max.ms): older events become dead letters",
-            f"{delete} message.timestamp.before.max.ms",
-        ),
-        (
-            settings.get("message.timestamp.type", "CreateTime") != "CreateTime",
-            "gives records the broker's time (message.timestamp.type): create_time is in"
-            " ce_time only, and `verify` calls every record altered",
-            f"{add} message.timestamp.type=CreateTime",
-        ),
-        (
-            limit < batch,
-            f"takes {limit} bytes at once, but batches may have {batch}: refused ones are sent"
-            " again record by record",
-            f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {add}'
-            f" max.message.bytes={batch * 12 // 10}",
-        ),
-        (
-            most < limit,
-            f"takes records up to {limit} bytes, the client up to {most} (message.max.bytes):"
-            " larger ones become dead letters",
-            f'"message.max.bytes" = "{limit}" in [sink.properties]',
-        ),
-    ]
-    return [(fault, fix) for is_so, fault, fix in found if is_so]
-
-
-def largest_record(settings: Mapping[str, str]) -> int:
-    """Bytes that the topic takes at once."""
-    return int(settings.get("max.message.bytes", 1_048_588))
-
-
-def _longest_kept(settings: Mapping[str, str]) -> int | None:
-    """Age of an event at which it is removed, ms; None: it is not, for its age."""
+def limits_of_age(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[int, str, str]]:
+    """Ages of an event, ms, from which on the topic does not keep it; how, and the fix."""
+    command, limits = alter(sink, sink.topic), []
     kept = int(settings.get("retention.ms", -1))
     by_create_time = settings.get("message.timestamp.type", "CreateTime") == "CreateTime"
-    deletes = "delete" in settings.get("cleanup.policy", "delete")
-    return kept if kept >= 0 and by_create_time and deletes else None
-
-
-def _longest_taken(settings: Mapping[str, str]) -> int | None:
-    """Age of an event from which on it is refused, ms; None: none is."""
-    taken = int(settings.get("message.timestamp.before.max.ms", _LONGEST))
-    return taken if taken < _LONGEST else None
+    if kept >= 0 and by_create_time and "delete" in settings.get("cleanup.policy", "delete"):
+        does = f"removes events {format_duration(kept * 1000)} after their create_time"
+        limits.append((kept, f"{does} (retention.ms)", f"{command} retention.ms=-1"))
+    taken = int(settings.get("message.timestamp.before.max.ms", _NO_LIMIT))
+    if taken < _NO_LIMIT:
+        does = f"refuses events older than {format_duration(taken * 1000)}"
+        fix = f"{command.replace('--add-', '--delete-')} message.timestamp.before.max.ms"
+        limits.append((taken, f"{does} (message.timestamp.before.max.ms)", fix))
+    return limits
 
 
 def check_age(clients: Clients, oldest: int, now: int) -> None:
@@ -282,27 +265,94 @@ def check_age(clients: Clients, oldest: int, now: int) -> None:
         SinkError: `sink.backlog_too_old`.
     """
     sink = clients.sink
-    settings = describe(clients, "topic", sink.topic)
-    age = (now - oldest) // 1000
-    kept, taken = _longest_kept(settings), _longest_taken(settings)
-    command = alter(sink, sink.topic)
-    if kept is not None and age > kept:
-        does = (
-            f"removes events {format_duration(kept * 1000)} after their create_time (retention.ms)"
-        )
-        fix = f"{command} retention.ms=-1"
-    elif taken is not None and age > taken:
-        does = (
-            f"refuses events older than {format_duration(taken * 1000)}"
-            " (message.timestamp.before.max.ms)"
-        )
-        fix = f"{command.replace('--add-', '--delete-')} message.timestamp.before.max.ms"
-    else:
-        return
-    raise SinkError(
-        "sink.backlog_too_old",
-        f"{sink.topic} {does}: the oldest event to publish, of {format_time(oldest)}, would not"
-        " stay on it",
-        where=f"topic {sink.topic}",
-        suggestion=f"{fix}  (set it again once consumers have read the backlog)",
+    for limit, does, fix in limits_of_age(sink, describe(clients, "topic", sink.topic)):
+        if (now - oldest) // 1000 > limit:
+            raise SinkError(
+                "sink.backlog_too_old",
+                f"{sink.topic} {does}: the oldest event to publish, of {format_time(oldest)},"
+                " would not stay on it",
+                where=f"topic {sink.topic}",
+                suggestion=f"{fix}  (set it again once consumers have read the backlog)",
+            )
+
+
+def tail_gone(clients: Clients, place: tuple[str, int], saved: int, end: int) -> SinkError:
+    """What it means that a partition ends before what was written to it.
+
+    Its last records are gone, unless its brokers do not agree who leads it, or some do not answer.
+    """
+    topic, partition = place
+    cluster = metadata(clients, topic)
+    found = _partitions(cluster, topic).get(partition)
+    by_broker = {
+        number: _partitions_said_by(clients, cluster, number, topic).get(partition)
+        for number in (() if found is None else found.replicas)
+    }
+    leaders = {n: None if said is None else said.leader for n, said in by_broker.items()}
+    if len(set(leaders.values())) < 2:
+        return faults.records_gone(clients.sink, place, saved, end)
+    why = f"one has answered with the end {end}, but {saved} was reached before"
+    return _disagree(clients, place, leaders, why)
+
+
+def check_leaders(clients: Clients, places: Iterable[tuple[str, int]]) -> None:
+    """Check that a second broker names the same leaders for these partitions.
+
+    If no second broker answers, it is unknown.
+
+    Raises:
+        SinkError: `sink.unreachable`: they do not agree, or none answers; ….
+    """
+    numbers: dict[str, set[int]] = {}
+    for topic, partition in places:
+        numbers.setdefault(topic, set()).add(partition)
+    for topic, partitions in numbers.items():
+        cluster = metadata(clients, topic)
+        first = cluster.orig_broker_id  # -1: of one whose number was not known yet
+        found = {p: led for p, led in _partitions(cluster, topic).items() if p in partitions}
+        alone = {p: led.leader for p, led in found.items() if first in {led.leader, -1}}
+        for number in sorted({number for p in alone for number in found[p].replicas} - {first}):
+            said = _partitions_said_by(clients, cluster, number, topic)
+            for partition in alone.keys() & said.keys():
+                if (leader := said[partition].leader) != alone[partition]:
+                    both = {first: alone[partition], number: leader}
+                    raise _disagree(clients, (topic, partition), both, "ends may be old")
+                if number != leader:
+                    del alone[partition]
+            if not alone:
+                break
+
+
+def _disagree(
+    clients: Clients, place: tuple[str, int], leaders: Mapping[int, int | None], why: str
+) -> SinkError:
+    clients.renew()  # the old one may ask the wrong broker for 15 minutes
+    words = ", ".join(
+        f"broker {number} {'does not answer' if leader is None else f'says {leader}'}"
+        for number, leader in sorted(leaders.items())
     )
+    return SinkError(
+        "sink.unreachable",
+        f"the brokers disagree about the leader of {place[0]}[{place[1]}] ({words}); {why}",
+        where=f"sink.bootstrap_servers = {clients.sink.bootstrap_servers}",
+        suggestion="look for a broker that is cut off from the others; publishing resumes when they"
+        " agree",
+        retriable=True,
+    )
+
+
+def _partitions_said_by(clients: Clients, cluster: Any, number: int, topic: str) -> dict[int, Any]:
+    """A topic's partitions as one broker knows them; none where it does not answer."""
+    broker = cluster.brokers.get(number)
+    if broker is None:
+        return {}
+    host = f"[{broker.host}]" if ":" in broker.host else broker.host
+    with suppress(KafkaException):
+        # its first question goes to the only broker that it knows
+        alone, _ = clients.admin_of(f"{host}:{broker.port}")
+        return _partitions(client.call(alone.list_topics, topic, _PATIENCE), topic)
+    return {}
+
+
+def _partitions(cluster: Any, topic: str) -> dict[int, Any]:
+    return cluster.topics[topic].partitions or {}

@@ -16,13 +16,12 @@ from typing import Any
 from eventpub.errors import SinkError
 from eventpub.sink.base import no_crash
 from eventpub.sink.batch import Batch
-from eventpub.sink.causes import caution_of
 from eventpub.sink.client import Clients
 from eventpub.sink.markers import Markers
 from eventpub.sink.missing_markers import PartitionId, again, hanging
-from eventpub.sink.owned_producer import OwnedProducer, transactional_id
+from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.topics import list_offsets, open_below
 from eventpub.sink.transaction import Transactions
 
 Written = dict[str, dict[str, list[int]]]
@@ -48,14 +47,8 @@ def note_written(written: Written, batch: Batch) -> None:
 def end_own(clients: Clients, transactions: Transactions, places: Collection[PartitionId]) -> None:
     """End what this producer has left open in partitions; what others have open stays."""
     ends = list_offsets(clients, [*places], "latest") if places else {}
-    deadline = clients.clock.monotonic() + MARKER_TIMEOUT
-    while ends:
-        stable = list_offsets(clients, [*ends], "latest", committed=True)
-        ends = {place: end for place, end in ends.items() if stable[place] < end}
-        if ends and clients.clock.monotonic() > deadline:
-            transactions.run_in_vain(ends)
-            return
-        clients.clock.sleep(0.02)
+    if held := open_below(clients, ends, MARKER_TIMEOUT):
+        transactions.run_in_vain(held)
 
 
 @dataclass(frozen=True)
@@ -129,22 +122,16 @@ class Settling:
             with closing(OwnedProducer(self._clients, self._id, task)) as owned:
                 owned.ready()
                 own = [span.place for span in held if span.task == task]
-                self._transactions(owned, task).run_in_vain(own)
+                Transactions(self._clients, 1, owned).run_in_vain(own)
         for span in held:
             self._wait_for_others(span)
         return held
 
     def _wait_for_others(self, span: _Span) -> None:
-        began = self._clients.clock.monotonic()
-        while True:
-            stable = list_offsets(self._clients, [span.place], "latest", committed=True)
-            if stable[span.place] >= span.end:
-                return
-            waited = self._clients.clock.monotonic() - began
-            if waited > _OTHERS_END_WITHIN:
-                at = stable[span.place]
-                raise hanging(self._clients.sink, span.place, at, span.end, waited)
-            self._clients.clock.sleep(0.1)
+        held = open_below(self._clients, {span.place: span.end}, _OTHERS_END_WITHIN)
+        if held:
+            at = held[span.place]
+            raise hanging(self._clients.sink, span.place, at, span.end, _OTHERS_END_WITHIN)
 
     def _is_visible(self, span: _Span) -> bool:
         """Whether its last record is, if retention has left it."""
@@ -183,7 +170,7 @@ class Settling:
 
         with closing(OwnedProducer(self._clients, self._id, tasks[0])) as owned:
             owned.ready()
-            self._transactions(owned, tasks[0]).run(parts(), no_crash)
+            Transactions(self._clients, 1, owned).run(parts(), no_crash)
 
     def _lost(self, spans: list[_Span]) -> list[Any]:
         """The records of a partition that are not visible.
@@ -209,7 +196,3 @@ class Settling:
             " what belongs to the batch; then start with a new checkpoint and the option"
             " after_query, from a source that begins with what is not on the topic",
         )
-
-    def _transactions(self, owned: OwnedProducer, task: int) -> Transactions:
-        owner = self._clients.sink.bootstrap_servers, transactional_id(self._id, task)
-        return Transactions(self._clients, 1, owned, caution_of(owner))

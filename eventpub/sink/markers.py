@@ -10,15 +10,14 @@ from typing import Any
 
 from eventpub.errors import SinkError
 from eventpub.sink.batch import Batch
-from eventpub.sink.causes import caution_of
 from eventpub.sink.client import Clients
 from eventpub.sink.fold import end_all
-from eventpub.sink.leaders import check_leaders
+from eventpub.sink.layout import check_leaders
 from eventpub.sink.missing_markers import PartitionId, hanging
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import SOURCE, Header, Record
-from eventpub.sink.topics import REACH_TIMEOUT, are_left_open, create, list_offsets
+from eventpub.sink.topics import create, list_offsets, open_below
 from eventpub.sink.transaction import Transactions
 
 _OPEN_FOR = 90.0
@@ -143,7 +142,6 @@ class Markers:
         for number in ("owner", *range(tasks)):
             with closing(OwnedProducer(self._clients, self._id, number)) as owned:
                 owned.ready()
-                caution = caution_of((self._clients.sink.bootstrap_servers, f"{self._id}.{number}"))
-                Transactions(self._clients, 1, owned, caution).run_in_vain([self.place])
-            if not are_left_open(self._clients, ends, REACH_TIMEOUT):
+                Transactions(self._clients, 1, owned).run_in_vain([self.place])
+            if not open_below(self._clients, ends, 0):
                 return

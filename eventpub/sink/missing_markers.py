@@ -26,7 +26,7 @@ from eventpub.errors import SinkError
 from eventpub.sink import records
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents, read_gap
-from eventpub.sink.leaders import tail_gone
+from eventpub.sink.layout import tail_gone
 from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
 from eventpub.sink.topics import list_offsets
 

@@ -31,15 +31,15 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.failpoint import failpoint
 from eventpub.patience import Patience
+from eventpub.sink import faults
 from eventpub.sink.base import no_crash
 from eventpub.sink.batch import Batch
-from eventpub.sink.causes import Caution, RecordRefusedError, aborted, caution_of
 from eventpub.sink.client import Clients
 from eventpub.sink.left_open import Settling, Written, end_own, note_written
 from eventpub.sink.markers import Marker, Markers
 from eventpub.sink.missing_markers import PartitionId, require_none_left_open
-from eventpub.sink.owned_producer import OwnedProducer, fence_all, transactional_id
-from eventpub.sink.refusals import Refusals, Refused
+from eventpub.sink.owned_producer import Caution, OwnedProducer, fence_all
+from eventpub.sink.refusals import RecordRefusedError, Refusals, Refused
 from eventpub.sink.refusing import Refusing
 from eventpub.sink.topics import partition_counts
 from eventpub.sink.transaction import Transactions
@@ -220,8 +220,7 @@ class NumberedSink:
         """
         with closing(OwnedProducer(self._clients, self._id, "owner")) as owned:
             owned.ready()
-            caution = caution_of((self._sink.bootstrap_servers, f"{self._id}.owner"))
-            transactions = Transactions(self._clients, 1, owned, caution)
+            transactions = Transactions(self._clients, 1, owned)
             marker = _marker(Numbered(query, -1, -1))
             transactions.run([self.markers.batch({-1: marker})], no_crash)
         # only now: an attempt that has begun before has read the markers, and is fenced
@@ -255,16 +254,14 @@ class NumberedSink:
         number, before = numbered.task, (numbered.query, numbered.batch)
         if numbered.batch == 0:  # before any producer of another query is fenced
             self._own_marker(numbered, parts, self.markers.back_to(*before))
-        caution = caution_of((self._sink.bootstrap_servers, transactional_id(self._id, number)))
-        owned = OwnedProducer(self._clients, self._id, number, sends_singly=caution.sends_singly)
-        with closing(owned):
+        with closing(OwnedProducer(self._clients, self._id, number)) as owned:
             owned.ready()
             failpoint("after_take")
             if numbered.is_repeated:
                 self.markers.check_leader()
             markers = self.markers.back_to(*before)
             partitions = self.partitions.get(self._sink.topic, 0)
-            transactions = Transactions(self._clients, partitions or 1, owned, caution)
+            transactions = Transactions(self._clients, partitions or 1, owned)
             marker = self._own_marker(numbered, parts, markers)
             if marker is not None:
                 if marker["run"] != numbered.run:
@@ -280,11 +277,11 @@ class NumberedSink:
                 places = [(self._sink.topic, n) for n in range(partitions)]
                 end_own(self._clients, transactions, places)
             if owned.needs_replacement:
-                raise aborted(None, self._sink)
+                raise faults.aborted(None, self._sink)
             mine = (m["refused"] for key, m in markers if key == f"{self._id}/{number}")
             refusals.before = next(mine, 0)
             marker = _marker(numbered)
-            batches = self._batches(marker, parts, refusals, numbered, caution)
+            batches = self._batches(marker, parts, refusals, numbered, owned.caution)
             transactions.run(batches, failpoint)
         return Outcome(True, marker)
 

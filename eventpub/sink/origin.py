@@ -9,7 +9,6 @@ publish everything twice, since publishers of different ids do not fence each ot
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from eventpub import config
@@ -31,32 +30,24 @@ _MOST_BETWEEN = 200
 """Offsets that are read of a partition by `check_between`."""
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Application ids, as `ce_source` has them.
-
-    Args:
-        own: this publisher's, and those that it had before.
-    """
-
-    own: frozenset[str]
-
-    def origin(self, message: Any, headers: Mapping[str, Any]) -> Origin:
-        """Whose a record of the topic is."""
-        if records.is_ours(headers, self.own):
-            return "own"
-        key, sequence = message.key(), headers.get(records.SEQUENCE)
-        if key is None or sequence is None or not all(name in headers for name in _SHAPE):
-            return "unrecognised"
-        is_event = (
-            headers.get("ce_subject") == key and headers.get("ce_id") == key + b"/" + sequence
-        )
-        return "other_publisher" if is_event else "unrecognised"
+Sources = frozenset[str]
+"""Application ids, as `ce_source` has them: this publisher's, and those that it had before."""
 
 
 def sources_of(app_id: str, former_ids: Iterable[str] = ()) -> Sources:
     """What the configuration says of them."""
-    return Sources(frozenset({app_id, *former_ids}))
+    return frozenset({app_id, *former_ids})
+
+
+def origin_of(message: Any, headers: Mapping[str, Any], sources: Sources) -> Origin:
+    """Whose a record of the topic is."""
+    if records.is_ours(headers, sources):
+        return "own"
+    key, sequence = message.key(), headers.get(records.SEQUENCE)
+    if key is None or sequence is None or not all(name in headers for name in _SHAPE):
+        return "unrecognised"
+    is_event = headers.get("ce_subject") == key and headers.get("ce_id") == key + b"/" + sequence
+    return "other_publisher" if is_event else "unrecognised"
 
 
 def other_publisher(sink: config.Sink, message: Any) -> SinkError:
@@ -80,7 +71,7 @@ def check_sample(clients: Clients, sources: Sources) -> None:
     """Look for another publisher's events at both ends of each partition of the topic.
 
     Raises:
-        SinkError: `sink.other_publisher`, or as `check_topics`.
+        SinkError: `sink.other_publisher`.
     """
     for ranges in _both_ends(clients, [clients.sink.topic]):
         _check(clients, sources, ranges)
@@ -91,14 +82,11 @@ def has_written(clients: Clients, sources: Sources, names: Iterable[str] = ()) -
 
     Args:
         names: of the topics; by default the topic of the events.
-
-    Raises:
-        SinkError: as `check_topics`: unlike a sample, this has to be known.
     """
     first, last = _both_ends(clients, names or [clients.sink.topic]) or ({}, {})
     between = {place: (first[place][1], last[place][0]) for place in first}  # others write there
     return any(
-        sources.origin(message, dict(message.headers() or ())) == "own"
+        origin_of(message, dict(message.headers() or ()), sources) == "own"
         for ranges in (first, last, between)
         for message in iter_ranges(clients, ranges, committed=True, few=ranges is not between)
     )
@@ -109,7 +97,7 @@ def check_sides(clients: Clients, sources: Sources) -> None:
     written, and they were.
 
     Raises:
-        SinkError: `sink.side_topics_left`, or as `check_topics`.
+        SinkError: `sink.side_topics_left`.
     """
     topic, *sides = clients.sink.topics
     is_new = not any(end for ends in _both_ends(clients, [topic]) for _, end in ends.values())
@@ -172,7 +160,7 @@ def first_own(
         SinkError: `sink.other_publisher`: an event of another one comes before, on the topic; ….
     """
     for message in iter_ranges(clients, ranges, committed=False, timeout=timeout):
-        origin = sources.origin(message, dict(message.headers() or ()))
+        origin = origin_of(message, dict(message.headers() or ()), sources)
         if origin == "own":
             return message
         if origin == "other_publisher" and message.topic() == clients.sink.topic:
@@ -194,5 +182,5 @@ def _check(
             raise
         return  # the sample is optional: a fold finds what it would have found
     for message in found:
-        if sources.origin(message, dict(message.headers() or ())) == "other_publisher":
+        if origin_of(message, dict(message.headers() or ()), sources) == "other_publisher":
             raise other_publisher(clients.sink, message)

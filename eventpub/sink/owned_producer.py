@@ -7,6 +7,7 @@ open, and refuses whatever that one still sends.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, Producer
 
@@ -37,7 +38,7 @@ def fence_all(clients: Clients, app_id: str, upto: int) -> None:
     partitions that belong to another shard now.
 
     Raises:
-        SinkError: as `ShardSink.ready`.
+        SinkError: as `OwnedProducer.ready`.
     """
     if clients.sink.delivery != "exactly_once" or upto <= 0:
         return
@@ -52,7 +53,7 @@ def try_transactions(clients: Clients, app_id: str) -> None:
     """Takes a transactional id that no shard has, to see whether the broker lets us.
 
     Raises:
-        SinkError: as `ShardSink.ready`.
+        SinkError: as `OwnedProducer.ready`.
     """
     _fence(clients, transactional_id(app_id, "doctor"))
 
@@ -76,7 +77,7 @@ def take_over(
         timeout: seconds without an answer after which the broker counts as away.
 
     Raises:
-        SinkError: as `ShardSink.ready`.
+        SinkError: as `OwnedProducer.ready`.
     """
     started = clients.clock.monotonic()
     doing = "taking over the shard"
@@ -102,14 +103,40 @@ def take_over(
                 ) from exception
 
 
+@dataclass
+class Caution:
+    """What the producers of one transactional id do until a batch was published.
+
+    A producer that has failed is replaced, so what it has learned is kept here.
+
+    Attributes:
+        sends_singly: each record is sent by itself, to find the ones that the broker refuses.
+        reports_each: a report of each record is asked for, to find what went wrong with the batch.
+        reduces_dead: dead letters have key, version and reason alone, since one was refused.
+    """
+
+    sends_singly: bool = False
+    reports_each: bool = False
+    reduces_dead: bool = False
+
+    def forget(self) -> None:
+        """A batch was published."""
+        self.sends_singly = self.reports_each = self.reduces_dead = False
+
+
+cautions: dict[tuple[str, str], Caution] = {}
+"""By bootstrap servers and transactional id."""
+
+
 class OwnedProducer:
     """Owns the shard from `ready()` until another one is made for it.
 
     Args:
         app_id, number: of the application and the shard (or the replay), for the transactional id.
-        sends_singly: send each record by itself.
 
     Attributes:
+        caution: of its transactional id.
+        sends_singly: whether it sends each record by itself.
         is_transactional: whether batches are transactions; fencing is by these.
         log: what the client says of itself.
         needs_replacement: True when it must not be used again.
@@ -118,19 +145,18 @@ class OwnedProducer:
         message_limit: bytes of the largest record that the client takes.
     """
 
-    def __init__(
-        self, clients: Clients, app_id: str, number: int | str, *, sends_singly: bool = False
-    ) -> None:
-        sink = clients.sink
+    def __init__(self, clients: Clients, app_id: str, number: int | str) -> None:
         self._clients, self._sink = clients, clients.sink
-        self.is_transactional = sink.delivery == "exactly_once"
-        self._id = transactional_id(app_id, number) if self.is_transactional else None
+        self.is_transactional = clients.sink.delivery == "exactly_once"
+        id_ = transactional_id(app_id, number)
+        self._id = id_ if self.is_transactional else None
         self.log = client.ClientLog()
-        self.sends_singly = sends_singly
+        self.caution = cautions.setdefault((clients.sink.bootstrap_servers, id_), Caution())
+        self.sends_singly = self.caution.sends_singly
         self._closed = False
         self._failure: BaseException | None = None
         self._producer: Producer | None = None
-        conf = client_settings.producer_settings(sink, self._id)
+        conf = client_settings.producer_settings(self._sink, self._id)
         self.commit_slice = min(5.0, int(conf["socket.timeout.ms"]) / 2000)
         self.flush_timeout = (
             int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]) / 1000 + 5.0
@@ -200,7 +226,10 @@ class OwnedProducer:
         return self._producer
 
     def serve(self) -> None:
-        """Lets the client hand over its log lines, errors and delivery reports."""
+        """Lets the client hand over its log lines, errors and delivery reports.
+
+        It keeps them until they are fetched, some 300 B each.
+        """
         try:
             client.call(self.client.poll, 0)
         except KafkaException as exception:

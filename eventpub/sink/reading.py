@@ -6,7 +6,7 @@ seen, by a record or by the broker's word that there is no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.client import Clients
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.topics import Meanwhile, list_offsets, open_below
 
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
@@ -39,7 +39,6 @@ class Reading(Iterator[list[Message]]):
         chunk: records in a chunk, at most.
         until: by the machine's clock, s; then it stops.
         patience: seconds without a record after which it fails.
-        meanwhile: called again and again; what it raises ends the reading.
 
     Attributes:
         unread: what was not read to its end.
@@ -58,7 +57,7 @@ class Reading(Iterator[list[Message]]):
         chunk: int = 10_000,
         until: float = float("inf"),
         patience: float = float("inf"),
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Meanwhile = lambda: None,
     ) -> None:
         self.unread = {place for place, (at, end) in ranges.items() if at < end}
         self._clients, self._sink = clients, clients.sink
@@ -153,7 +152,7 @@ def iter_ranges(  # noqa: PLR0913 (options, by keyword)
     committed: bool,
     few: bool = False,
     timeout: float = READ_TIMEOUT,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Meanwhile = lambda: None,
 ) -> Iterator[Message]:
     """The records of ranges one by one; see `Reading`.
 
@@ -215,7 +214,7 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     version: int,
     *,
     app_ids: Collection[str],
-    meanwhile: Callable[[], None],
+    meanwhile: Meanwhile,
 ) -> bool | None:
     """Whether it does, committed; None: that cannot be known, since retention has removed a part of
     the range, or an open transaction of another producer keeps it from readers.
@@ -223,10 +222,6 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     Args:
         offsets: the first and the next after the last.
         app_ids: whose events count, by `ce_source`.
-        meanwhile: called again and again; what it raises ends the reading.
-
-    Raises:
-        SinkError: the range cannot be read.
     """
     first, end = offsets
     if first >= end:
@@ -234,12 +229,8 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     if list_offsets(clients, [place], "earliest")[place] > first:
         return None
     # a commit is answered before its markers are written
-    until = clients.clock.monotonic() + MARKER_TIMEOUT
-    while list_offsets(clients, [place], "latest", committed=True)[place] < end:
-        meanwhile()
-        if clients.clock.monotonic() > until:
-            return None
-        clients.clock.sleep(0.1)
+    if open_below(clients, {place: end}, MARKER_TIMEOUT, meanwhile):
+        return None
     ranges, sequence = {place: (first, end)}, str(version).encode()
     with closing(Reading(clients, ranges, patience=READ_TIMEOUT, meanwhile=meanwhile)) as reading:
         found = own_records(reading, app_ids, {aggregate_id.encode()})
@@ -250,20 +241,16 @@ def oldest_events(
     clients: Clients,
     places: list[Place],
     app_ids: Collection[str],
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Meanwhile = lambda: None,
 ) -> dict[Place, int | None]:
     """When the oldest event that retention has left was created, of each partition that it has cut.
 
     Args:
         places: the partitions; those that still have their first record are left out.
         app_ids: whose events count, by `ce_source`.
-        meanwhile: called again and again; what it raises ends the reading.
 
     Returns:
         µs; None: no event is left.
-
-    Raises:
-        SinkError: a partition cannot be read.
     """
     lows = list_offsets(clients, places, "earliest")
     cut = [place for place in places if lows[place] > 0]

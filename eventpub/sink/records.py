@@ -211,12 +211,6 @@ class Columns:
     timestamps: list[int]
     headers: Iterable[list[Header]]
 
-    def records(self) -> list[Record]:
-        """The records one by one (for tests and tools; publishing loops over the columns)."""
-        partitions = self.partitions.tolist()
-        rows = zip(self.keys, self.values, partitions, self.timestamps, self.headers, strict=True)
-        return [Record(*row) for row in rows]
-
 
 def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDArray[np.int32]:
     """The partition of each event."""
@@ -230,7 +224,7 @@ def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDA
 
 @dataclass(frozen=True)
 class FixedEvents:
-    """What the records of events have in common, as Arrow's columns; see `Encoder.fixed`.
+    """What the records of events have in common, as Arrow's columns; see `CloudEvents.fixed`.
 
     Attributes:
         keys: an array of text.

@@ -1,13 +1,42 @@
-"""The rows that the broker refuses to the tasks of a query, and how many of them come in a row."""
+"""The rows that the broker refuses: the error that names them, and how many come in a row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from eventpub.sink.causes import RecordRefusedError
+from eventpub.errors import SinkError
+from eventpub.terminal import counted
 
 Refused = dict[str, dict[int, str]]
 """By topic, the rows that the broker refuses, and why."""
+
+
+class RecordRefusedError(SinkError):
+    """The broker or the client will never take some records; nothing of the batch was published.
+
+    Args:
+        by_topic: of each topic, indices into the rows given to it.
+        reason: what the refusal said.
+
+    Attributes:
+        rows: all of them.
+    """
+
+    def __init__(self, by_topic: Mapping[str, Sequence[int]], reason: str) -> None:
+        self.by_topic, self.reason = by_topic, reason
+        self.rows = [row for rows in by_topic.values() for row in rows]
+        super().__init__(
+            "sink.record_refused",
+            f"{counted(len(self.rows), 'record')} can never be published: {reason}",
+            where=f"topic {next(iter(by_topic))}",
+            suggestion="if the size is the reason, raise the topic's max.message.bytes and, in"
+            " [sink.properties], message.max.bytes",
+            retriable=True,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "type": SinkError.__name__}
 
 
 class Refusals:

@@ -7,28 +7,25 @@ something of ours was not read. `transaction` has the steps of one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from eventpub.admission.model import Shard
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.batch import Batch, batch_of
-from eventpub.sink.causes import aborted, caution_of
 from eventpub.sink.client import Clients
-from eventpub.sink.encoder import CloudEvents, Encoder
-from eventpub.sink.fold import FOLD_TIMEOUT, Fold, end_all
+from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.fold import Fold, end_all
 from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import PartitionId, Written, lost_records
-from eventpub.sink.origin import check_between, first_own, sources_of
-from eventpub.sink.owned_producer import OwnedProducer, transactional_id
+from eventpub.sink.origin import first_own, sources_of
+from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.sink.topics import Meanwhile
 from eventpub.sink.transaction import Transactions
 
 _READ_BETWEEN = 5.0
 """Seconds to read, in an open transaction, what others have written since a fold."""
-
-_CHECKED_EVERY = 10.0
-"""Seconds between two checks at what others have written between this sink's transactions."""
 
 
 class ShardSink:
@@ -39,10 +36,9 @@ class ShardSink:
         shard: whose partitions this writes.
         former_ids: application ids that this publisher had before: their records count.
         owner: who writes where it is not the shard's runner, for the transactional id.
-        encoder: makes the records; by default CloudEvents.
     """
 
-    def __init__(  # noqa: PLR0913 (options, by keyword)
+    def __init__(
         self,
         clients: Clients,
         app_id: str,
@@ -50,20 +46,16 @@ class ShardSink:
         former_ids: Sequence[str] = (),
         *,
         owner: str | None = None,
-        encoder: Encoder | None = None,
     ) -> None:
         self._clients, self._sink = clients, clients.sink
-        self._encoder = encoder or CloudEvents(app_id)
+        self._encoder = CloudEvents(app_id)
         self._shard = shard
         name = shard.number if owner is None else owner
-        self._caution = caution_of((clients.sink.bootstrap_servers, transactional_id(app_id, name)))
-        self._owned = OwnedProducer(clients, app_id, name, sends_singly=self._caution.sends_singly)
-        self._transactions = Transactions(clients, shard.partitions, self._owned, self._caution)
+        self._owned = OwnedProducer(clients, app_id, name)
+        self._transactions = Transactions(clients, shard.partitions, self._owned)
         self._sources = sources_of(app_id, former_ids)
         self._fold: Fold | None = None
         self._published: dict[PartitionId, int] = {}
-        self._between: dict[PartitionId, Written] = {}
-        self._check_at = 0.0
 
     def __enter__(self) -> ShardSink:
         return self
@@ -72,26 +64,17 @@ class ShardSink:
         self.close()
 
     def ready(self) -> None:
-        """Waits until this sink owns its shard: older owners are fenced, their transactions over.
-
-        Raises:
-            SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized`,
-                `sink.transactions_refused`, `sink.fenced`, `sink.fatal`.
-        """
+        """As `OwnedProducer.ready`."""
         self._owned.ready()
 
     @property
     def needs_replacement(self) -> bool:
         """True when it must not be used again: close it, make a new one, fold, go on."""
-        is_slow = self._owned.sends_singly and not self._caution.sends_singly
+        is_slow = self._owned.sends_singly and not self._owned.caution.sends_singly
         return self._owned.needs_replacement or is_slow
 
     def serve(self) -> None:
-        """Lets the producer hand over its log lines and errors.
-
-        It keeps them until they are fetched, some 300 B each: to be called once a minute where
-        nothing is published.
-        """
+        """As `OwnedProducer.serve`; to be called once a minute where nothing is published."""
         self._owned.serve()
 
     def close(self) -> None:
@@ -106,8 +89,7 @@ class ShardSink:
         acknowledged: Mapping[PartitionId, int] | None = None,
         everywhere: bool = False,
         with_contents: bool = False,
-        timeout: float = FOLD_TIMEOUT,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Meanwhile = lambda: None,
     ) -> Fold:
         """Reads the shard's own partitions back from the saved next offsets to their end.
 
@@ -117,7 +99,7 @@ class ShardSink:
         Args:
             saved: next offsets, by topic and partition.
             written: of those that came from a `PublishedBatch`, what that one had written.
-            acknowledged, timeout, meanwhile: as of `Fold`.
+            acknowledged: as of `Fold`.
             everywhere, with_contents: as of `Scope`.
 
         Raises:
@@ -126,7 +108,7 @@ class ShardSink:
                 `sink.other_publisher`, `sink.topic_missing`, `sink.unreachable`, ….
         """
         self.ready()
-        self._published, self._between = {}, {}
+        self._published = {}
         is_transactional = self._owned.is_transactional
         self._fold = Fold(
             Scope(
@@ -140,7 +122,6 @@ class ShardSink:
             written=written or {},
             acknowledged=(acknowledged if is_transactional else None) or {},
             end_open=self._end_open if is_transactional else None,
-            timeout=timeout,
             meanwhile=meanwhile,
         )
         return self._fold
@@ -148,15 +129,12 @@ class ShardSink:
     def restore(
         self,
         written: Mapping[PartitionId, Written],
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Meanwhile = lambda: None,
     ) -> int:
         """Publishes again what was committed in these ranges and got lost; see `missing_markers`.
 
         May be repeated after any error, by another sink, too, until it has returned; nothing else
         must be published in between.
-
-        Args:
-            meanwhile: called again and again while it reads; what it raises ends that.
 
         Returns:
             How many records it has published again.
@@ -170,18 +148,18 @@ class ShardSink:
         while True:
             # until it is seen: the marker of what is published here may be left out as well
             end_all(self._clients, list(written), self._end_open, meanwhile)
-            lost = lost_records(self._clients, self._sources.own, written, meanwhile)
+            lost = lost_records(self._clients, self._sources, written, meanwhile)
             if not lost:
                 return restored
             if self.needs_replacement:
-                raise aborted(None, self._sink)
+                raise faults.aborted(None, self._sink)
             self._transactions.run([Batch({}, lost)], no_crash, self._check_offsets)
             restored += len(lost)
 
     def _end_open(self, places: set[PartitionId]) -> None:
         """Ends what this producer, or one before it of its id, has open in these partitions."""
         if self.needs_replacement:
-            raise aborted(None, self._sink)
+            raise faults.aborted(None, self._sink)
         client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
         self._transactions.run_in_vain(places)
 
@@ -189,26 +167,6 @@ class ShardSink:
     def offsets(self) -> dict[PartitionId, int]:
         """The next offset of each own partition as the last fold left it."""
         return dict(self.last_fold.offsets)
-
-    def check_between(self) -> None:
-        """Check offsets between what this sink has written: another publisher's may be there.
-
-        Costs nothing in the common batch; where others may write, one check in a while. What cannot
-        be read now is checked later, or by the next fold.
-
-        Raises:
-            SinkError: `sink.other_publisher`.
-        """
-        if not self._between or self._clients.clock.monotonic() < self._check_at:
-            return
-        between, self._between = self._between, {}
-        self._check_at = self._clients.clock.monotonic() + _CHECKED_EVERY
-        try:
-            check_between(self._clients, self._sources, between)
-        except SinkError as error:
-            if error.code == "sink.other_publisher":
-                raise
-            self._between = between
 
     @property
     def last_fold(self) -> Fold:
@@ -229,7 +187,7 @@ class ShardSink:
             )
         if content.is_empty:
             return PublishedBatch(0, {})
-        reduced = self._caution.reduces_dead
+        reduced = self._owned.caution.reduces_dead
         batch = batch_of(self._sink, self._encoder, self._shard, content, reduced=reduced)
         self._transactions.run([batch], crash_point, self._check_offsets)
         lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
@@ -240,9 +198,6 @@ class ShardSink:
         }
         marker = 1 if self._owned.is_transactional else 0
         next_offsets = {place: end + marker for place, (_, end) in written.items()}
-        for place, (first, _) in written.items():
-            if first > self._reached(place, first):
-                self._between.setdefault(place, (self._reached(place, first), first))
         self._published.update(next_offsets)
         return PublishedBatch(
             events=len(content.events) - lost,
@@ -266,16 +221,16 @@ class ShardSink:
             if 0 <= at < self._reached(place, at) - marker:
                 self._give_up()
                 if place[0] != self._sink.topic:
-                    raise aborted(None, self._sink)  # made again: the next fold takes it as new
+                    raise faults.aborted(
+                        None, self._sink
+                    )  # made again: the next fold takes it as new
                 raise faults.records_gone(self._sink, place, self._reached(place, at), at)
-            if self._owned.is_transactional and self._fold is not None:
-                end = self._reached(place, 0)
-                if at > end:
-                    unread[place] = end, at
-        if unread and self._has_missed(unread):
+            if self._fold is not None and at > (end := self._reached(place, 0)):
+                unread[place] = end, at
+        if unread and self._has_missed(unread) and self._owned.is_transactional:
             self._give_up()
             self._clients.renew()  # the old one knows that broker for the leader
-            raise aborted(None, self._sink)
+            raise faults.aborted(None, self._sink)
 
     def _give_up(self) -> None:
         self._transactions.abort()

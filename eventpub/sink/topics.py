@@ -1,12 +1,15 @@
 """What brokers say of topics: partitions, ids, rights, offsets; and the creation of topics.
 
-What must hold: a broker that does not answer, or leads no longer, is not asked for ever.
+What must hold: a broker that does not answer, or leads no longer, is not asked for ever. Each
+question raises `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized` or
+`sink.topic_missing`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal
 
 from confluent_kafka import (
@@ -18,13 +21,10 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs export none
-    AclOperation,
-    NewTopic,
-)
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
 from eventpub.sink import client, faults
-from eventpub.sink.client import Clients
+from eventpub.sink.client import ClientLog, Clients
 
 REACH_TIMEOUT = 10.0
 """Seconds that a broker may take to answer before it counts as away."""
@@ -36,38 +36,39 @@ _FIRST_PATIENCE = 2.0
 
 End = Literal["earliest", "latest"]
 
+Meanwhile = Callable[[], None]
+"""Called again and again while something is read or waited for; what it raises ends that."""
+
 _NO_TOPIC = faults.MISSING | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 
 
 def partition_counts(clients: Clients, timeout: float | None = None) -> dict[str, int]:
     """The number of partitions of each topic that this client may see."""
-    timeout = REACH_TIMEOUT if timeout is None else timeout
-    admin, client_log = clients.admin()
-    _serve(admin)  # what it has logged since the last call
-    client_log.forget()
-    deadline = clients.clock.monotonic() + timeout
-    while True:
-        try:
-            metadata = client.call(admin.list_topics, None, min(1.0, timeout))
-            break
-        except KafkaException as exception:
-            error = faults.kafka_error(exception)
-            _serve(admin)
-            last_error = client_log.last_error
-            if last_error is not None and faults.is_refusal(last_error):
-                raise faults.auth_failed(clients.sink, last_error) from exception
-            if clients.clock.monotonic() > deadline:
-                raise faults.unreachable(
-                    clients.sink, "asking for the topics", timeout, last_error or error
-                ) from exception
-            # it may go on to ask one that does not answer
-            clients.renew()
-            admin, client_log = clients.admin()
+    return counts_of(metadata(clients, timeout=timeout))
+
+
+def counts_of(cluster: Any) -> dict[str, int]:
+    """The number of partitions of each topic of `metadata`."""
     return {
         name: len(topic.partitions)
-        for name, topic in metadata.topics.items()
+        for name, topic in cluster.topics.items()
         if topic.error is None and topic.partitions
     }
+
+
+def metadata(clients: Clients, topic: str | None = None, timeout: float | None = None) -> Any:
+    """Brokers, and topics with their partitions and who leads them; of one topic, or of all."""
+    timeout = REACH_TIMEOUT if timeout is None else timeout
+    met: KafkaError | None = None
+    for admin, client_log, patience in _tries(clients, clients.admin, timeout):
+        try:
+            return client.call(admin.list_topics, topic, patience)
+        except KafkaException as exception:
+            _serve(admin)
+            met = client_log.last_error or faults.kafka_error(exception)
+            if faults.is_refusal(met):
+                raise faults.auth_failed(clients.sink, met) from exception
+    raise faults.unreachable(clients.sink, "asking for the topics", timeout, met)
 
 
 def topic_ids(
@@ -77,19 +78,13 @@ def topic_ids(
 
     Without topics that are not there, that this account may not describe, or whose broker gives
     topics no id (before 2.8).
-
-    Raises:
-        SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.topic_missing`, ….
     """
     found: dict[str, str] = {}
     if not (asking := set(names)):
         return found
     met: KafkaError | None = None
-    for patience in _tries(clients, timeout):
-        admin, client_log = clients.admin()
-        _serve(admin)
-        client_log.forget()
-        for name, answer in _described(clients, asking, patience).items():
+    for admin, client_log, patience in _tries(clients, clients.admin, timeout):
+        for name, answer in described(clients, asking, patience).items():
             if isinstance(answer, KafkaError):
                 met = answer
                 if met.code() == KafkaError._TIMED_OUT:
@@ -111,8 +106,10 @@ def topic_ids(
     raise faults.unreachable(clients.sink, "describing topics", timeout, met)
 
 
-def _tries(clients: Clients, timeout: float) -> Iterator[float]:
-    """How long each try of a question may take, s, as long as there is time for one.
+def _tries(
+    clients: Clients, asking: Callable[[], tuple[Any, ClientLog]], timeout: float
+) -> Iterator[tuple[Any, ClientLog, float]]:
+    """Who asks a question, and how long a try of it may take, s, as long as there is time for one.
 
     A broker that answers nothing may lead no longer: the next question is asked by new clients,
     which learn who does, also where this one gives up.
@@ -120,7 +117,10 @@ def _tries(clients: Clients, timeout: float) -> Iterator[float]:
     deadline = clients.clock.monotonic() + timeout
     patience = min(_FIRST_PATIENCE, timeout)
     while True:
-        yield patience
+        asked, client_log = asking()
+        _serve(asked)  # what it has logged since the last call
+        client_log.forget()
+        yield asked, client_log, patience
         clients.renew()
         left = deadline - clients.clock.monotonic()
         if left <= 0:
@@ -129,7 +129,7 @@ def _tries(clients: Clients, timeout: float) -> Iterator[float]:
         patience = min(2 * patience, max(left, _FIRST_PATIENCE))
 
 
-def _described(
+def described(
     clients: Clients, names: Iterable[str], timeout: float, *, with_rights: bool = False
 ) -> dict[str, Any]:
     """What the broker says of each topic: its description, or a KafkaError."""
@@ -155,11 +155,7 @@ def visible_ends(
     places: Sequence[tuple[str, int]] | None = None,
     timeout: float = REACH_TIMEOUT,
 ) -> dict[tuple[str, int], int]:
-    """Up to where readers of committed records come; by default in each partition of the topic.
-
-    Raises:
-        SinkError: as `check_topics`.
-    """
+    """Up to where readers of committed records come; by default in each partition of the topic."""
     if places is None:
         count = partition_counts(clients, timeout).get(clients.sink.topic, 0)
         places = [(clients.sink.topic, number) for number in range(count)]
@@ -167,37 +163,6 @@ def visible_ends(
     return list_offsets(
         clients, list(places), "latest", committed=True, optional=optional, timeout=timeout
     )
-
-
-_NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
-
-
-def missing_rights(
-    clients: Clients, timeout: float = REACH_TIMEOUT, *, late: bool
-) -> dict[str, list[str]]:
-    """What this account may not do with its topics and has to: Describe, Read, Write.
-
-    Of a topic that is not there nothing is known, nor where the broker does not say.
-
-    Args:
-        late: whether late events are diverted to ``<topic>.late``; else it is read only: an index
-            that was lost is built again from what was diverted before, too.
-    """
-    lacking: dict[str, list[str]] = {}
-    for topic, answer in _described(
-        clients, clients.sink.topics, timeout, with_rights=True
-    ).items():
-        needed = dict(_NEEDED)
-        if topic == clients.sink.late_topic and not late:
-            del needed[AclOperation.WRITE]
-        if isinstance(answer, KafkaError):
-            if answer.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                lacking[topic] = ["Describe", *needed.values()]
-            continue
-        allowed = answer.authorized_operations
-        if allowed and (names := [name for op, name in needed.items() if op not in allowed]):
-            lacking[topic] = names
-    return lacking
 
 
 def _serve(admin: Any) -> None:
@@ -211,14 +176,9 @@ def create(
     clients: Clients,
     topics: list[str],
     partitions: int,
-    timeout: float = REACH_TIMEOUT,
     policy: str = "delete",
 ) -> dict[str, int]:
-    """Create topics, unless they exist by now; the partitions of all topics.
-
-    Raises:
-        SinkError: as `check_topics`.
-    """
+    """Create topics, unless they exist by now; the partitions of all topics."""
     admin, _ = clients.admin()
     new = [
         NewTopic(
@@ -232,10 +192,10 @@ def create(
         )
         for topic in topics
     ]
-    created: dict[str, Future[None]] = admin.create_topics(new, request_timeout=timeout)
+    created: dict[str, Future[None]] = admin.create_topics(new, request_timeout=REACH_TIMEOUT)
     for topic, future in created.items():
         try:
-            future.result(timeout + 5)
+            future.result(REACH_TIMEOUT + 5)
         except KafkaException as exception:
             error = faults.kafka_error(exception)
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
@@ -243,14 +203,14 @@ def create(
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise faults.rights_missing(clients.sink, {topic: ["Create"]}) from exception
             raise faults.fault(error, f"creating the topic {topic}", clients.sink) from exception
-    return _wait_for(clients, topics, timeout)
+    return _wait_for(clients, topics)
 
 
-def _wait_for(clients: Clients, topics: list[str], timeout: float) -> dict[str, int]:
+def _wait_for(clients: Clients, topics: list[str]) -> dict[str, int]:
     # A broker answers "created" before every broker's metadata has it.
-    deadline = clients.clock.monotonic() + timeout
+    deadline = clients.clock.monotonic() + REACH_TIMEOUT
     while True:
-        found = partition_counts(clients, timeout)
+        found = partition_counts(clients)
         missing = [t for t in topics if t not in found]
         if not missing:
             # … and before its partitions have a leader that answers.
@@ -275,9 +235,6 @@ def list_offsets(  # noqa: PLR0913 (options, by keyword)
     Topics in `optional` may be missing; they are then left out of the answer. A consumer asks:
     librdkafka's admin client (up to 2.16) frees its question twice where what it knows of the
     topic changes meanwhile (docs/hazards.md, "A question for offsets").
-
-    Raises:
-        SinkError: as `check_topics`.
     """
     at = OFFSET_BEGINNING if end == "earliest" else OFFSET_END
     return _ask(
@@ -295,9 +252,6 @@ def offsets_at(
 
     Args:
         millis: the time, ms since 1970.
-
-    Raises:
-        SinkError: as `check_topics`.
     """
     ends = list_offsets(clients, list(places), "latest", committed=True)
 
@@ -325,10 +279,8 @@ def _ask(  # noqa: PLR0913 (options, by keyword)
         return offsets
     met: KafkaError | None = None
     missing: str | None = None
-    for patience in _tries(clients, timeout):
-        consumer, client_log = clients.asking_consumer(committed=committed)
-        _serve(consumer)  # what it has logged since the last call
-        client_log.forget()
+    asks = partial(clients.asking_consumer, committed=committed)
+    for consumer, client_log, patience in _tries(clients, asks, timeout):
         missing = None
         for place, offset, error in _asked(clients, consumer, sorted(asking), at, patience):
             if error is None:
@@ -352,14 +304,29 @@ def _ask(  # noqa: PLR0913 (options, by keyword)
     raise faults.unreachable(clients.sink, "asking for offsets", timeout, met)
 
 
-def are_left_open(clients: Clients, ends: Mapping[tuple[str, int], int], timeout: float) -> bool:
-    """Whether a transaction keeps readers from what was committed up to these offsets.
+def open_below(
+    clients: Clients,
+    ends: Mapping[tuple[str, int], int],
+    patience: float,
+    meanwhile: Meanwhile = lambda: None,
+    timeout: float = REACH_TIMEOUT,
+) -> dict[tuple[str, int], int]:
+    """Wait until no transaction is open below these offsets.
 
-    Raises:
-        SinkError: as `check_topics`.
+    Args:
+        patience: seconds for which this waits.
+
+    Returns:
+        The last stable offset of each partition where one is still open.
     """
-    stable = list_offsets(clients, list(ends), "latest", committed=True, timeout=timeout)
-    return any(stable[place] < end for place, end in ends.items())
+    deadline = clients.clock.monotonic() + patience
+    while True:
+        stable = list_offsets(clients, list(ends), "latest", committed=True, timeout=timeout)
+        held = {place: stable[place] for place, end in ends.items() if stable[place] < end}
+        if not held or clients.clock.monotonic() >= deadline:
+            return held
+        meanwhile()
+        clients.clock.sleep(0.05)
 
 
 def _asked(
@@ -377,7 +344,7 @@ def _asked(
                 yield place, OFFSET_INVALID, error
             return
         # it knows none of them, and does not say why
-        why = _described(clients, {topic for topic, _ in places}, patience)
+        why = described(clients, {topic for topic, _ in places}, patience)
         for place in places:
             answer = why.get(place[0])
             yield place, OFFSET_INVALID, answer if isinstance(answer, KafkaError) else error

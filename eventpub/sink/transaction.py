@@ -17,12 +17,11 @@ from confluent_kafka import KafkaError, KafkaException
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults
 from eventpub.sink.base import CrashPoint, no_crash
-from eventpub.sink.batch import Batch
-from eventpub.sink.causes import Causes, Caution, aborted
+from eventpub.sink.batch import Batch, Producing
 from eventpub.sink.client import Clients
 from eventpub.sink.owned_producer import OwnedProducer
-from eventpub.sink.producing import Producing
 from eventpub.sink.records import Record
+from eventpub.sink.refusals import RecordRefusedError
 
 COMMIT_TIMEOUT = 30.0
 """Seconds until a commit without an answer is given up as indefinite."""
@@ -53,21 +52,13 @@ class Transactions:
         clients: of the cluster.
         partitions: of the topic.
         owned: the producer.
-        caution: what failures before have taught.
     """
 
-    def __init__(
-        self,
-        clients: Clients,
-        partitions: int,
-        owned: OwnedProducer,
-        caution: Caution,
-    ) -> None:
+    def __init__(self, clients: Clients, partitions: int, owned: OwnedProducer) -> None:
         self._clock, self._sink = clients.clock, clients.sink
+        self._partitions = partitions
         self._owned = owned
-        self._caution = caution
-        self._producing = Producing(clients, owned, caution)
-        self._causes = Causes(clients.sink, partitions, owned, caution, self._fault)
+        self._producing = Producing(clients, owned)
         self._began = 0.0
 
     def run(
@@ -92,7 +83,7 @@ class Transactions:
             check(batch)
         crash_point("before_commit")
         self._commit()
-        self._caution.forget()
+        self._owned.caution.forget()
         crash_point("after_commit")
 
     def run_in_vain(self, places: Iterable[tuple[str, int]]) -> None:
@@ -100,7 +91,7 @@ class Transactions:
         broker has left open there of this transactional id. Another's stays open.
         """
         if self._owned.needs_replacement:
-            raise aborted(None, self._sink)
+            raise faults.aborted(None, self._sink)
         now = int(self._clock.time() * 1000)
         batch = Batch({}, [(t, Record("", b"", p, now, [])) for t, p in sorted(places)])
         self._begin()
@@ -152,20 +143,11 @@ class Transactions:
     def _commit(self) -> None:
         if not self._owned.is_transactional:
             return
-        started = self._clock.monotonic()
-        while True:
-            try:
-                client.call(self._owned.client.commit_transaction, self._owned.commit_slice)
-                break
-            except KafkaException as exception:
-                self._owned.needs_replacement = True
-                error = faults.kafka_error(exception)
-                if error.retriable() and self._clock.monotonic() - started < COMMIT_TIMEOUT:
-                    continue
-                if error.txn_requires_abort():
-                    raise (self.abort() or aborted(error, self._sink)) from exception
-                raise self._indefinite(error) from exception
-        self._doubt(started)
+        error = self._end(self._owned.client.commit_transaction, COMMIT_TIMEOUT)
+        if error is not None and error.txn_requires_abort():
+            raise self.abort() or faults.aborted(error, self._sink)
+        if error is not None:
+            raise self._indefinite(error)
         if self._owned.log.is_strange:
             self._owned.needs_replacement = True
             _say_that_the_log_is_strange()
@@ -174,41 +156,121 @@ class Transactions:
         """Aborts the transaction; the error is None unless it tells more than what led here."""
         if not self._owned.is_transactional:
             return None
+        error = self._end(self._owned.client.abort_transaction, ABORT_TIMEOUT)
+        if error is None or error.retriable():
+            return None
+        mapped = self._fault(error, "aborting")
+        return None if mapped.code == "sink.fatal" else mapped
+
+    def _end(self, end: Callable[[float], None], seconds: float) -> KafkaError | None:
+        """Commits or aborts; what the client met instead of an answer.
+
+        Args:
+            seconds: after which a retriable error is given back.
+        """
         started = self._clock.monotonic()
         while True:
             try:
-                client.call(
-                    self._owned.client.abort_transaction,
-                    min(self._owned.commit_slice, ABORT_TIMEOUT),
-                )
+                client.call(end, min(self._owned.commit_slice, seconds))
                 break
             except KafkaException as exception:
                 self._owned.needs_replacement = True
                 error = faults.kafka_error(exception)
-                if not error.retriable():
-                    mapped = self._fault(error, "aborting")
-                    return None if mapped.code == "sink.fatal" else mapped
-                if self._clock.monotonic() - started > ABORT_TIMEOUT:
-                    return None
-        self._doubt(started)
+                if not error.retriable() or self._clock.monotonic() - started > seconds:
+                    return error
+        self._owned.serve()
+        if self._clock.monotonic() - started > DOUBT_AFTER or self._owned.log.in_doubt:
+            self._owned.needs_replacement = True
         return None
 
     def _undo(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
         """Aborts, and names the cause: the refused rows, else what failed first."""
         worse = None if error is not None and error.fatal() else self.abort()
         # An abort that the broker leaves open would be undone by the next commit, and one that
-        # ends more than this transaction must be found out: only a fold sees either.
+        # ends more than this transaction must be found out: only a fold sees either. Without
+        # transactions, what is still queued must not be sent after the caller has begun again.
         self._owned.needs_replacement = True
         if batch.has_unreported:
-            self._caution.reports_each = True
+            self._owned.caution.reports_each = True
         # An abort brings the last delivery reports.
         self._owned.serve()
-        return worse or self._causes.find(error, doing, batch)
+        return worse or self._cause(error, doing, batch)
 
-    def _doubt(self, started: float) -> None:
-        self._owned.serve()
-        if self._clock.monotonic() - started > DOUBT_AFTER or self._owned.log.in_doubt:
-            self._owned.needs_replacement = True
+    def _cause(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
+        """What to raise.
+
+        Args:
+            error: which the client has raised; None: none.
+            doing: what it was doing.
+            batch: what came of it.
+        """
+        failed = batch.failed()
+        if batch.has_unreported:  # the next try, one by one, tells all that is refused
+            met = [self._owned.log.transaction_error, *(e for _, e, _ in failed)]
+            if any(e is not None and e.code() in faults.REFUSED_RECORD for e in met):
+                self._owned.caution.sends_singly = True
+            failed = [f for f in failed if f[1].code() not in faults.REFUSED_RECORD]
+        if refusal := self._refusal(batch, failed):
+            return refusal
+        if failed:
+            topic, error, _ = failed[0]
+            if error.code() in faults.MISSING:
+                return faults.topic_missing(self._sink, topic, self._partitions)
+        # What was said about the transaction as a whole explains more than what a call met.
+        error = self._owned.log.transaction_error or error
+        if error is None and batch.has_unreported:
+            return faults.aborted(None, self._sink)
+        if error is None:
+            return SinkError(
+                "sink.delivery_lost",
+                f"{batch.produced} records were produced, but"
+                f" {sum(r.count for r in batch.reports.values())} delivery reports came within"
+                f" {self._owned.flush_timeout:.0f} s; nothing was committed",
+                where=f"sink.bootstrap_servers = {self._sink.bootstrap_servers}",
+                suggestion="nothing to do: the batch is retried; if this repeats, the brokers are"
+                " too slow: lower read.page_rows, or see their logs",
+                retriable=True,
+            )
+        mapped = self._fault(error, doing)
+        if mapped.code == "sink.fatal" and not error.fatal():
+            return faults.aborted(error, self._sink)
+        return mapped
+
+    def _refusal(self, batch: Batch, failed: list[tuple[str, KafkaError, int]]) -> SinkError | None:
+        """The rows that can never be published, if that is what went wrong."""
+        refused = list(batch.refused)
+        by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]
+        if by_broker and not refused:
+            if len(by_broker) > 1 and not self._owned.sends_singly:
+                # The broker refuses a batch of records as one; alone, only the guilty one fails.
+                self._owned.caution.sends_singly = True
+                return faults.aborted(by_broker[0][1], self._sink)
+            refused = [
+                (t, row, faults.refuses(e, "the topic's max.message.bytes"))
+                for t, e, row in by_broker
+            ]
+        if not refused:
+            return None
+        of_events = [row for row in refused if row[0] in batch.events]
+        if not of_events:
+            topic, _, reason = refused[0]
+            if topic == self._sink.dead_topic and not self._owned.caution.reduces_dead:
+                self._owned.caution.reduces_dead = True
+                return faults.aborted(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason), self._sink)
+            return SinkError(
+                "sink.side_record_refused",
+                f"{topic} refuses a record even at its minimum size: {reason}",
+                where=f"topic {topic}",
+                suggestion=f"kafka-configs.sh --bootstrap-server {self._sink.bootstrap_servers}"
+                f" --alter --entity-type topics --entity-name {topic} --add-config"
+                " max.message.bytes=1048588 (or more); if [sink.properties] sets message.max.bytes,"
+                " raise that to as much; if the reason is the timestamp: --delete-config"
+                " message.timestamp.before.max.ms. Nothing was published",
+            )
+        by_topic: dict[str, list[int]] = {}
+        for topic, row, _ in of_events:
+            by_topic.setdefault(topic, []).append(row)
+        return RecordRefusedError(by_topic, of_events[0][2])
 
     def _indefinite(self, error: KafkaError) -> SinkError:
         mapped = self._fault(error, "committing")
@@ -228,6 +290,5 @@ class Transactions:
         mapped = faults.fault(error, doing, self._sink)
         waited = self._clock.monotonic() - self._began
         if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:
-            self._owned.needs_replacement = True
             return faults.stalled(self._sink, error, waited)
         return mapped

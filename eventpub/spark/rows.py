@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eventpub.admission import EVENTS, SkippedGap, values
-from eventpub.sink import DeadRow, PublishedBatch
-from eventpub.sink.base import Content, CrashPoint, no_crash
-from eventpub.sink.records import contents_of
+from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
+from eventpub.sink.records import DeadRow, contents_of
 from eventpub.sources.mysql.rows import lenient_text
 from eventpub.spark.journal import KEYS
 from eventpub.spark.source import GROUP
@@ -60,9 +59,6 @@ class JournalSink:
                 self.size += table.nbytes
                 self._keys.append(self._key(table))
         return PublishedBatch(content.events.num_rows, {})
-
-    def check_between(self) -> None:
-        """A journal has one writer."""
 
     def take(self) -> list[pa.Table]:
         """What was collected since the last call, schema `DECIDED`."""

@@ -18,8 +18,7 @@ from eventpub.local import Kafka
 from eventpub.ops import replay as replaying
 from eventpub.ops.replay import Range, replay
 from eventpub.ops.verify import verify
-from eventpub.sink.batch import Batch
-from eventpub.sink.producing import Producing
+from eventpub.sink.batch import Batch, Producing
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, Record, Topic, create_table
 from tests.sink.conftest import broker_with_doors

@@ -34,9 +34,9 @@ from eventpub.ops.sides import no_space_is_named
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import KINDS, SHOWN, Progress, Sample, Verdict
 from eventpub.ops.verify import verify
-from eventpub.sink import ShardSink
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
+from eventpub.sink.shard import ShardSink
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import eventually
 from tests.sink.helpers import events

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from eventpub.config import Sink
-from eventpub.sink import check_topics, topic_ids
 from eventpub.sink.client import Clients
-from eventpub.sink.topics import partition_counts
+from eventpub.sink.layout import check_topics
+from eventpub.sink.topics import partition_counts, topic_ids
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, compare, insert
 from tests.publisher.kafka_doors import (

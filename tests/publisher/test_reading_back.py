@@ -14,9 +14,11 @@ from eventpub import settings
 from eventpub.admission.model import Shard
 from eventpub.local import Kafka
 from eventpub.ops.alive import alive
-from eventpub.sink import ShardSink, check_topics, fold
+from eventpub.sink import fold
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
+from eventpub.sink.layout import check_topics
+from eventpub.sink.shard import ShardSink
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, create_table, insert, transaction

@@ -16,9 +16,9 @@ from eventpub.errors import StateError
 from eventpub.ops.asking import ask_running
 from eventpub.parts import real_parts
 from eventpub.publisher import prepare as start
-from eventpub.sink import ShardSink
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
+from eventpub.sink.shard import ShardSink
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher

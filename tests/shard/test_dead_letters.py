@@ -14,7 +14,8 @@ from eventpub.config import Sink
 from eventpub.shard.context import Accounted
 from eventpub.shard.dead_letters import Refusals
 from eventpub.shard.publishing import Publishing
-from eventpub.sink import PublishedBatch, RecordRefusedError
+from eventpub.sink.base import PublishedBatch
+from eventpub.sink.refusals import RecordRefusedError
 from eventpub.times import SYSTEM_CLOCK
 
 
@@ -50,7 +51,7 @@ def publishing(*outcomes: PublishedBatch | Exception) -> Publishing:
 def test_a_refused_event_is_forgotten_when_its_letter_is_out() -> None:
     """Each batch that a runner published from then on was searched for it, row by row."""
     shard = publishing(
-        RecordRefusedError([1], [], "too large", "events"),
+        RecordRefusedError({"events": [1]}, "too large"),
         PublishedBatch(1, {}),
     )
     decision = Decision(events(1, 2))

@@ -13,8 +13,8 @@ from eventpub import config
 from eventpub.local import Kafka
 from eventpub.local.processes import free_port
 from eventpub.private_apis import bulk
-from eventpub.sink import ShardSink
 from eventpub.sink.client import Clients
+from eventpub.sink.shard import ShardSink
 from tests import cautions
 from tests.servers.kafka import kafka
 from tests.sink.helpers import APP, WHOLE

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from eventpub.errors import SinkError
-from eventpub.sink import Folded, RecordRefusedError
 from eventpub.sink.base import Content, CrashPoint, Sink
+from eventpub.sink.folded import Folded
 from eventpub.sink.missing_markers import PartitionId
+from eventpub.sink.refusals import RecordRefusedError
 from tests.sink.helpers import as_set, events
 
 Key = tuple[str, int]

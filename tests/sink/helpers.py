@@ -14,9 +14,10 @@ from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, topic_partition
 from eventpub.errors import SinkError
 from eventpub.shard.publishing import _MOST_REDOS, _REDO
-from eventpub.sink import ShardSink
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
+from eventpub.sink.records import Columns, Record
+from eventpub.sink.shard import ShardSink
 
 PARTITIONS = 4
 APP = "orders"
@@ -31,6 +32,13 @@ def settings(topic: str, bootstrap_servers: str, **more: Any) -> config.Sink:
     return config.Sink(
         topic=topic, bootstrap_servers=bootstrap_servers, partitions=PARTITIONS, **more
     )
+
+
+def records_of(columns: Columns) -> list[Record]:
+    """Records one by one; publishing loops over the columns."""
+    names = "keys", "values", "partitions", "timestamps", "headers"
+    rows = zip(*(getattr(columns, name) for name in names), strict=True)
+    return [Record(key, value, int(number), *rest) for key, value, number, *rest in rows]
 
 
 def ids_of(shard: Shard, count: int) -> list[str]:
@@ -202,7 +210,7 @@ class Way:
         self.sinks += 1
         self._published = {
             pair
-            for part in self._sink.fold({}, timeout=20)
+            for part in self._sink.fold({})
             if part.kind == "events"
             for pair in zip(part.aggregate_ids, part.versions.tolist(), strict=True)
         }

@@ -19,11 +19,14 @@ from eventpub.errors import SinkError
 from eventpub.local import Kafka
 from eventpub.private_apis import SWITCHES, bulk
 from eventpub.private_apis.bulk import Bulk, bulk_of
-from eventpub.sink import RecordRefusedError, ShardSink, causes, check_topics
+from eventpub.sink import owned_producer
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.layout import check_topics
 from eventpub.sink.records import FixedEvents, partitions_of
+from eventpub.sink.refusals import RecordRefusedError
+from eventpub.sink.shard import ShardSink
 from tests import cautions
 from tests.sink.helpers import (
     APP,
@@ -33,6 +36,7 @@ from tests.sink.helpers import (
     assert_published_once,
     events,
     read_topic,
+    records_of,
     settings,
     some_events,
 )
@@ -108,7 +112,7 @@ def one_by_one(table: pa.Table) -> list[tuple[Any, ...]]:
             r.timestamp,
             [(name, as_bytes(value)) for name, value in r.headers],
         )
-        for r in CloudEvents(APP).events(table, partitions_of(table, 8)).records()
+        for r in records_of(CloudEvents(APP).events(table, partitions_of(table, 8)))
     ]
 
 
@@ -201,12 +205,12 @@ class TestOnABroker:
                 assert topic == sink.topic
                 assert behind - first == counts[partition]
                 assert batch.next_offsets[topic, partition] == behind + 1
-        assert not any(c.reports_each for c in causes._by_owner.values())
+        assert not any(c.reports_each for c in owned_producer.cautions.values())
         assert_published_once(sink.bootstrap_servers, sink.topic, *parts)
         message = next(
             m for m in read_topic(sink.bootstrap_servers, sink.topic) if m.key() == b"order-3"
         )
-        written = CloudEvents(APP).events(parts[0], partitions_of(parts[0], PARTITIONS)).records()
+        written = records_of(CloudEvents(APP).events(parts[0], partitions_of(parts[0], PARTITIONS)))
         expected = next(r for r in written if r.key == "order-3")
         assert message.value() == expected.value
         assert message.timestamp()[1] == expected.timestamp

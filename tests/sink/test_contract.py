@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from eventpub import config
-from eventpub.sink import Clients, ShardSink, check_topics
+from eventpub.sink.client import Clients
+from eventpub.sink.layout import check_topics
+from eventpub.sink.shard import ShardSink
 from eventpub.spark.rows import JournalSink, are
 from tests import cautions
 from tests.simulation import broker

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from eventpub.errors import StateError
-from eventpub.sink import has_event
 from eventpub.sink.client import Clients
+from eventpub.sink.reading import has_event
 from tests.sink.helpers import settings
 from tests.sink.mock_cluster import MockCluster, library_path
 

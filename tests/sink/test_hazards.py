@@ -36,10 +36,11 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.local import Kafka
 from eventpub.ops.topic import TopicReader
-from eventpub.sink import ShardSink, check_topics
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
+from eventpub.sink.layout import check_topics
 from eventpub.sink.owned_producer import transactional_id
+from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.servers.kafka import kafka
 from tests.sink.conftest import OwnBroker
@@ -211,7 +212,12 @@ class TestLateProduceAfterAbort:
 
     @pytest.mark.parametrize("verified", [True, False])
     def test_hangs_unless_the_broker_verifies_and_the_next_owner_ends_it(
-        self, own_broker: OwnBroker, proxied: config.Sink, way: Way, verified: bool
+        self,
+        own_broker: OwnBroker,
+        proxied: config.Sink,
+        way: Way,
+        verified: bool,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         topic, hasty = proxied.topic, {"socket.timeout.ms": "1000", "message.timeout.ms": "900"}
         way.publish(FIRST)
@@ -231,11 +237,12 @@ class TestLateProduceAfterAbort:
                 assert_published_once(own_broker.open, topic, FIRST, SECOND)
                 return
             eventually(lambda: open_transactions(own_broker.open, topic) != [])
+            monkeypatch.setattr("eventpub.sink.fold.FOLD_TIMEOUT", 1.0)
             with (
                 pytest.raises(SinkError) as caught,
                 ShardSink(Clients(proxied), "another", WHOLE) as other,
             ):
-                list(other.fold({}, timeout=1.0))
+                list(other.fold({}))
             high = high_watermarks(own_broker.open, topic)
             # the first that the fold met; the client had sent more than one request
             partition = next(

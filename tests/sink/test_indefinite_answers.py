@@ -15,16 +15,11 @@ from confluent_kafka import KafkaError
 
 from eventpub.errors import SinkError
 from eventpub.private_apis import bulk
-from eventpub.sink import (
-    PublishedBatch,
-    RecordRefusedError,
-    ShardSink,
-    batch,
-    owned_producer,
-    transaction,
-)
-from eventpub.sink.base import Content
+from eventpub.sink import batch, owned_producer, transaction
+from eventpub.sink.base import Content, PublishedBatch
 from eventpub.sink.client import Clients
+from eventpub.sink.refusals import RecordRefusedError
+from eventpub.sink.shard import ShardSink
 from tests import cautions
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings, some_events
 from tests.sink.mock_cluster import (

@@ -16,17 +16,17 @@ from confluent_kafka import Consumer, TopicPartition
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import MissingMarkerError, ShardSink, are_left_open, check_topics, numbered
+from eventpub.sink import numbered
 from eventpub.sink.base import Content, no_crash
 from eventpub.sink.batch import Batch, batch_of
-from eventpub.sink.causes import caution_of
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
-from eventpub.sink.missing_markers import PartitionId, Written
-from eventpub.sink.origin import Sources
+from eventpub.sink.layout import check_topics
+from eventpub.sink.missing_markers import MissingMarkerError, PartitionId, Written
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.records import SOURCE, Record
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.shard import ShardSink
+from eventpub.sink.topics import list_offsets, open_below
 from eventpub.sink.transaction import Transactions
 from tests.sink.conftest import OwnBroker, broker_with_doors
 from tests.sink.helpers import (
@@ -47,7 +47,6 @@ from tests.sink.test_hazards import WRITE_TXN_MARKERS, eventually, verification
 from tests.sink.test_publish_and_fold import CrashError, crash_at, folded
 
 FIRST, SECOND, THIRD = (some_events(WHOLE, 40, version) for version in (1, 101, 201))
-OWN = Sources(frozenset({APP}))
 NewSink = Callable[[], ShardSink]
 
 
@@ -111,7 +110,7 @@ def assert_ends_well(
     """What was written there is published once, in its order, as is what comes afterwards."""
     pairs = written_in(sink, ranges)
     there = some_events(WHOLE, 40, 101).filter([pair in pairs for pair in _pairs(SECOND)])
-    assert not are_left_open(Clients(sink), saved(ranges), 5.0)
+    assert not open_below(Clients(sink), saved(ranges), 0)
     last.publish(Content(THIRD))
     assert_published_once(own_broker.open, sink.topic, FIRST, there, THIRD)
 
@@ -127,7 +126,7 @@ def test_what_was_committed_is_published_again(
     new_sink: NewSink,
     left_open: dict[PartitionId, Written],
 ) -> None:
-    assert are_left_open(Clients(sink), saved(left_open), 5.0)
+    assert open_below(Clients(sink), saved(left_open), 0)
     second = new_sink()
     with pytest.raises(MissingMarkerError) as caught:
         list(second.fold(saved(left_open), left_open))
@@ -246,7 +245,6 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
     topic, partition = place = batches.markers.place
     hasty = {"socket.timeout.ms": "1000", "message.timeout.ms": "900"}
     through = {"bootstrap_servers": own_broker.proxied, "properties": hasty}
-    caution = caution_of(("hasty", APP))
     lost = Record(f"{APP}/2", b"{}", partition, 0, [(SOURCE, APP)])
     with verification(own_broker, on=False):
         made = Clients(sink.model_copy(update=through))
@@ -254,11 +252,11 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
             late.ready()
             own_broker.proxy.strike_next(PRODUCE, "held")
             with pytest.raises(SinkError):
-                Transactions(made, 1, late, caution).run([Batch({}, [(topic, lost)])], no_crash)
+                Transactions(made, 1, late).run([Batch({}, [(topic, lost)])], no_crash)
         high = list_offsets(clients, [place], "latest")[place]
-        eventually(lambda: not are_left_open(clients, {place: high}, 5.0))
+        eventually(lambda: not open_below(clients, {place: high}, 0))
         own_broker.proxy.release()
-        eventually(lambda: are_left_open(clients, {place: high + 1}, 5.0))
+        eventually(lambda: bool(open_below(clients, {place: high + 1}, 0)))
         eventually(lambda: list_offsets(clients, [place], "latest")[place] > high)
     with pytest.raises(SinkError) as caught:
         batches.owner()
@@ -307,7 +305,7 @@ def test_what_a_task_has_committed_is_published_again_with_its_marker(
     if is_aborted:  # as by whoever has begun to settle it, and died
         with closing(OwnedProducer(clients, APP, 0)) as owned:
             owned.ready()
-            Transactions(clients, 1, owned, caution_of(("settling", APP))).run_in_vain(left_open)
+            Transactions(clients, 1, owned).run_in_vain(left_open)
         batches.settle({0: marker}, [])
         assert_published_once(own_broker.open, sink.topic, FIRST)
     batches.settle({0: marker}, [0] if is_aborted else [])
@@ -381,7 +379,7 @@ def test_a_broker_that_dies_before_it_has_written_the_markers(
             again, unknown = second.restore(lost.written), []
         assert again in {0, len(SECOND)}
         assert not unknown
-        assert not are_left_open(Clients(sink), batch.next_offsets, 5.0)
+        assert not open_below(Clients(sink), batch.next_offsets, 0)
         second.publish(Content(THIRD))
     assert_published_once(killed.open, topic_name, FIRST, SECOND, THIRD)
 

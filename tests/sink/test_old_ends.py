@@ -20,11 +20,13 @@ from eventpub import config
 from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.errors import SinkError
 from eventpub.local import Kafka
-from eventpub.sink import DeadRow, ShardSink, check_topics, fold
+from eventpub.sink import fold
 from eventpub.sink.base import Content
-from eventpub.sink.client import Clients
-from eventpub.sink.leaders import check_leaders
+from eventpub.sink.client import ClientLog, Clients
+from eventpub.sink.layout import check_leaders, check_topics
 from eventpub.sink.missing_markers import PartitionId
+from eventpub.sink.records import DeadRow
+from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
 from tests.servers import kafka_cluster
@@ -179,7 +181,7 @@ def test_f4_two_brokers_say_who_leads_a_side_topic(
                 raise KafkaException(KafkaError(KafkaError._TRANSPORT))
             return _metadata(by, answers[by])
 
-        return SimpleNamespace(list_topics=list_topics), None
+        return SimpleNamespace(list_topics=list_topics, poll=lambda _: None), ClientLog()
 
     class Brokers(Clients):
         def admin(self) -> Any:
@@ -288,7 +290,7 @@ def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path
 
 def _made(sink: config.Sink) -> bool:
     with suppress(SinkError):
-        return check_topics(Clients(sink)).partitions == WHOLE.partitions
+        return check_topics(Clients(sink)) == WHOLE.partitions
     return False
 
 

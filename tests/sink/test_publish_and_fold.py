@@ -23,16 +23,14 @@ from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
 from eventpub.local import Kafka
-from eventpub.sink import (
-    DeadRow,
-    RecordRefusedError,
-    ShardSink,
-    check_topics,
-    fence_all,
-)
 from eventpub.sink.base import Content
 from eventpub.sink.client import ClientLog, Clients
 from eventpub.sink.fold import Fold
+from eventpub.sink.layout import check_topics
+from eventpub.sink.owned_producer import fence_all
+from eventpub.sink.records import DeadRow
+from eventpub.sink.refusals import RecordRefusedError
+from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
 from tests.sink.conftest import OwnBroker
@@ -589,8 +587,12 @@ class TestRivals:
                 assert sink.publish(Content(some_events(shard, 10, version))).events == 10
 
     def test_a_former_shards_open_transaction_is_ended_at_the_start(
-        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink
+        self,
+        new_sink: Callable[..., ShardSink],
+        sink_config: config.Sink,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setattr("eventpub.sink.fold.FOLD_TIMEOUT", 1.0)
         former = new_sink(Shard(3, 4, PARTITIONS))
         with pytest.raises(CrashError):
             former.publish(
@@ -599,7 +601,7 @@ class TestRivals:
             )
         sink = new_sink(Shard(1, 2, PARTITIONS))
         with pytest.raises(SinkError) as caught:
-            list(sink.fold({}, timeout=1.0))
+            list(sink.fold({}))
         error = caught.value
         assert (error.code, error.retriable) == ("sink.hanging_transaction", True)
         for part in ("last stable offset 0", "high watermark 12", f"{sink_config.topic}[3]"):

@@ -13,21 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventpub.admission.model import SkippedGap
-from eventpub.sink import DeadRow, Record
 from eventpub.sink.encoder import CloudEvents, read_conflict, read_gap
 from eventpub.sink.records import (
+    DeadRow,
+    Record,
     format_times,
     metadata_headers,
     parse_times,
     partitions_of,
 )
-from tests.sink.helpers import CREATED, events
+from tests.sink.helpers import CREATED, events, records_of
 
 YEAR_1900 = -2_208_988_800_000_000
 
 
 def records(table: pa.Table, late: Any = None) -> list[Record]:
-    return CloudEvents("orders").events(table, partitions_of(table, 8), late).records()
+    return records_of(CloudEvents("orders").events(table, partitions_of(table, 8), late))
 
 
 def record(**columns: Any) -> Record:
@@ -78,7 +79,7 @@ def test_a_record_batch_gives_what_a_table_gives() -> None:
     table = events([("a", 1), ("b", 1)], metadata=['{"k":"v"}', None])
     batch = table.combine_chunks().to_batches()[0]
     placed = partitions_of(batch, 8)
-    assert CloudEvents("orders").events(batch, placed).records() == records(table)
+    assert records_of(CloudEvents("orders").events(batch, placed)) == records(table)
 
 
 def test_no_rows_give_no_records() -> None:

@@ -17,9 +17,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import ShardSink, check_topics, checks
+from eventpub.sink import topics
 from eventpub.sink.base import Content
+from eventpub.sink.checks import checks
 from eventpub.sink.client import Clients
+from eventpub.sink.layout import check_topics
+from eventpub.sink.shard import ShardSink
 from tests.sink.conftest import PASSWORDS, OwnBroker
 from tests.sink.helpers import APP, WHOLE, read_topic, settings, some_events
 
@@ -77,10 +80,11 @@ def test_a_wrong_password_is_said_at_once_and_never_shown(
 
 
 def test_a_client_without_the_login_is_told_that_connections_are_closed(
-    own_broker: OwnBroker, topic_name: str
+    own_broker: OwnBroker, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(topics, "REACH_TIMEOUT", 3.0)
     with pytest.raises(SinkError) as caught:
-        check_topics(Clients(settings(topic_name, own_broker.guarded)), timeout=3.0)
+        check_topics(Clients(settings(topic_name, own_broker.guarded)))
     assert caught.value.code == "sink.unreachable"
     closed = f"{own_broker.guarded}: Disconnected: connection closed by peer"
     assert closed in caught.value.message

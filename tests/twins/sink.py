@@ -9,9 +9,9 @@ import numpy as np
 
 from eventpub.admission import values
 from eventpub.errors import SinkError
-from eventpub.sink import RecordRefusedError
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.folded import Folded
+from eventpub.sink.refusals import RecordRefusedError
 
 PLACE = "events", 0
 LARGEST = 1_000_000
@@ -67,7 +67,7 @@ class MemorySink:
         payloads = values(events, "payload")
         refused = [n for n, payload in enumerate(payloads) if len(payload or b"") > LARGEST]
         if refused:
-            raise RecordRefusedError(refused, [], "too large", PLACE[0])
+            raise RecordRefusedError({PLACE[0]: refused}, "too large")
         rows = list(zip(values(events, "aggregate_id"), values(events, "version"), strict=True))
         for point in ("during_produce", "after_produce", "before_commit"):
             crash_point(point)
@@ -78,9 +78,6 @@ class MemorySink:
             raise SinkError("sink.indefinite", "the answer was lost", retriable=True)
         crash_point("after_commit")
         return PublishedBatch(len(rows), {PLACE: len(self._topic.rows)})
-
-    def check_between(self) -> None:
-        """Nobody else writes to it."""
 
     def close(self) -> None:
         """Nothing is open."""
