@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, configured, is_json_wanted, reports
-from eventpub.cli.output import Part, Report, Span, Table, end_if_asked
-from eventpub.terminal import counted, for_people
+from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.output import Part, Report, Span, Table
+from eventpub.terminal import counted
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from eventpub.ops.status import Standing
 
 KINDS = {
@@ -31,63 +26,20 @@ _STYLES = {"ok": "green", "warn": "yellow", "error": "bold red", "unknown": "yel
 
 
 @click.command()
-@click.option(
-    "--watch",
-    is_flag=True,
-    help="Refresh every second, until Ctrl-C; without a terminal, only the summary. Not with"
-    " --json.",
-)
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
-def status(request: Request, watch: bool) -> Report | int:
+def status(request: Request) -> Report:
     """Show what the publisher does: its lag, its checks and each shard.
 
     If none runs, the last known status and why it ended. Exit status 1 if none runs or a check
     fails.
     """
-    if watch and is_json_wanted():
-        raise click.UsageError("--watch does not go with --json, which prints one object")
     loaded = request.load()
     from eventpub.ops.status import find
 
-    if watch:
-        return _watch(lambda: find(loaded.config))
     standing = find(loaded.config)
     parts = _parts(standing)
     return Report("status", standing.is_well, _summary(standing), _result(standing), parts)
-
-
-def _watch(find: Callable[[], Standing]) -> int:
-    """Refresh the status every second until Ctrl-C.
-
-    On a terminal in one place; elsewhere, where a pipe's reader waits for lines, the summary.
-    """
-    from eventpub.cli.console import drawn
-    from eventpub.cli.terminal import in_place
-    from eventpub.terminal import can_redraw
-
-    class Panel:
-        standing = find()
-
-        def __rich__(self) -> RenderableType:
-            from rich.console import Group
-
-            return Group(*map(drawn, _parts(self.standing)), _summary(self.standing))
-
-    panel = Panel()
-    is_drawn = sys.stdout.isatty() and can_redraw()
-    try:
-        with in_place(panel, stays=True) if is_drawn else nullcontext():
-            while True:
-                if not is_drawn:
-                    line = " ".join(_summary(panel.standing).split())
-                    sys.stdout.write(for_people(line) + "\n")
-                    sys.stdout.flush()
-                time.sleep(1.0)
-                end_if_asked()
-                panel.standing = find()
-    except KeyboardInterrupt:
-        return 130
 
 
 def _result(standing: Standing) -> dict[str, Any]:

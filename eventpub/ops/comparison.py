@@ -17,8 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from eventpub.ops.records import DEAD, DIVERTED, EVENT, FAULTS, GAP, LATE, LEFT_OUT
 from eventpub.ops.sides import Sides
+from eventpub.ops.topic import DEAD, DIVERTED, EVENT, FAULTS, GAP, LATE, LEFT_OUT
 from eventpub.ops.verdict import SHOWN, Difference, Verdict
 from eventpub.terminal import named_versions
 

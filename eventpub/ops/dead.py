@@ -154,7 +154,7 @@ def retry(
         timeout: seconds for searching the topic, and for the publisher's answer.
 
     Returns:
-        What came of it, as `cli.dead` explains it, and the newest letter of the row.
+        What came of it, as `cli.events` explains it, and the newest letter of the row.
 
     Raises:
         SinkError, StateError: the topics or the state cannot be read.

@@ -18,8 +18,8 @@ import pytest
 from eventpub.admission.model import EVENTS
 from eventpub.config import format_time
 from eventpub.ops.comparison import LookUp, Rules, compare
-from eventpub.ops.records import GAP, Rows, hash_of_metadata
 from eventpub.ops.sides import Sides, store_columns
+from eventpub.ops.topic import GAP, Rows, hash_of_metadata
 from eventpub.ops.verdict import KINDS, Verdict
 
 PARTITIONS = 8

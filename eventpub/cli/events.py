@@ -1,4 +1,5 @@
-"""`eventpub dead`: rows that were refused; `eventpub publish`: rows that were never published."""
+"""Commands about single events: `eventpub dead` (refused rows), `publish` (rows that were never
+published) and `trace` (where one is)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eventpub.cli.options import Request, agrees, configured, reading_timeout, reports
-from eventpub.cli.output import Part, Report, Table, notes
+from eventpub.cli.output import Part, Report, Span, Table, notes
 from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from eventpub.ops.dead import Letter
+    from eventpub.ops.trace import Trace, Traced
+    from eventpub.ops.trace_lookup import Stored
 
 _KEYS = (
     "app.id", "app.state_dir", "store.url", "store.table",
@@ -243,3 +246,73 @@ def publish(
     result = {"aggregate_id": aggregate_id, "version": version, "outcome": outcome}
     result |= {"published": done, "unpublished": len(rows.versions) - done}
     return Report("publish", outcome in letters.PUBLISHED, f"{aggregate_id}: {words}", result)
+
+
+_VERDICTS = {
+    "published": "green",
+    "late": "green",
+    "baseline": "dim",
+    "skipped": "yellow",
+    "waiting": "cyan",
+    "held": "yellow",
+    "dead": "red",
+    "invalid": "bold red",
+    "missing": "bold red",
+    "unknown": "bold red",
+}
+
+
+@click.command()
+@click.argument("aggregate_id", metavar="ID")
+@click.argument("version", type=int, required=False)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    help="Without VERSION: number of versions to show.",
+)
+@reading_timeout
+@reports
+@configured(*_KEYS)
+def trace(
+    request: Request, aggregate_id: str, version: int | None, limit: int, timeout: float
+) -> Report:
+    """Show where an event is: stored, published, held, dead.
+
+    Without a version, the aggregate's last versions. Exit status 0 if each version shown is
+    published, late, from before the start, or skipped and not in the table; 1 if any is not, or
+    none is known.
+    """
+    loaded = request.load()
+    from eventpub.cli.terminal import waiting
+    from eventpub.ops import trace as tracing
+
+    with waiting(_READING, timeout):
+        found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
+    parts: list[Part] = [*([_versions(found)] if found.versions else []), *notes(found.notes)]
+    return Report("trace", found.ok, found.summary(version), found.to_dict(), parts)
+
+
+def _versions(found: Trace) -> Table:
+    rows: list[list[Span]] = []
+    for traced in found.versions:
+        verdict = (traced.verdict, _VERDICTS[traced.verdict])
+        rows.append([str(traced.version), verdict, *_cells(traced)])
+        others = traced.stored.others if traced.stored else ()
+        rows += [["", "", *_of_row(other), "", ""] for other in others]
+    return Table(("version", "", "created", "type", "bytes", "where", ""), rows)
+
+
+def _cells(traced: Traced) -> list[str]:
+    stored = traced.stored
+    row = ["not in the store", "", ""] if stored is None else _of_row(stored)
+    where = ", ".join(f"{f.topic}[{f.partition}] offset {f.offset}" for f in traced.found)
+    return [*row, where, traced.note]
+
+
+def _of_row(stored: Stored) -> list[str]:
+    from eventpub.times import format_time
+
+    created = "no time" if stored.create_time is None else format_time(stored.create_time)
+    return [created, stored.event_type, _size(stored.payload_bytes)]
