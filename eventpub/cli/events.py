@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, agrees, configured, reading_timeout, reports
+from eventpub.cli.options import Request, configured, reading_timeout, reports
 from eventpub.cli.output import Part, Report, Span, Table, notes
 from eventpub.terminal import counted
 
@@ -171,7 +171,6 @@ _OUTCOMES = {
     "not in the store": "not done: the row is no longer in the store",
     "versions below it are missing": "not done: versions below it are missing in the store",
     "held": "not done: it waits for a version below it, see eventpub gaps list",
-    "not confirmed": "not done: --yes confirms it",
     "refused again": "not done: it was refused again, and is a dead letter again",
     "no answer": "the publisher did not answer: `eventpub trace` shows the outcome",
 }
@@ -211,41 +210,28 @@ def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float
 
 @click.command()
 @click.argument("aggregate_id", metavar="ID")
-@click.argument("version", type=int, required=False)
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.argument("version", type=int)
 @reading_timeout
 @reports
 @configured(*_KEYS)
-def publish(
-    request: Request, aggregate_id: str, version: int | None, yes: bool, timeout: float
-) -> Report:
-    """Publish rows that are not on the topic, whatever their create_time says.
+def publish(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
+    """Publish a row that is not on the topic, whatever its create_time says.
 
     For rows that `eventpub verify` reports as missing, such as those of a writer in another time
-    zone. Without VERSION: all of the aggregate's last 1,000 rows that are not on the topic. Needs a
-    running publisher that is not paused. Rows above the last published version are published in
-    order, others marked as late. Exit status 1 if any of them is not on the topic.
+    zone, the lowest version first. Needs a running publisher that is not paused. A row below the
+    last published version is published marked as late. Exit status 1 if the event is not on the
+    topic.
     """
     loaded = request.load()
     from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
     with waiting(_READING, timeout):
-        rows = letters.unpublished(loaded.config, aggregate_id, version, timeout=timeout)
-    done, outcome = 0, rows.outcome
-    if not outcome:
-        name = ", ".join(map(str, rows.versions[:10])) + ", …" * (len(rows.versions) > 10)
-        if yes or agrees(f"{aggregate_id}: publish {counted(len(rows.versions), 'row')}: {name}?"):
-            done, outcome = letters.publish(loaded.config, aggregate_id, rows, timeout=timeout)
-        else:
-            outcome = "not confirmed"
-    words = _OUTCOMES.get(outcome, outcome)
-    if done:
-        left = f"; the next: {words}" if done < len(rows.versions) else ""
-        words = f"{done} of {counted(len(rows.versions), 'row')} published{left}"
+        outcome = letters.publish(loaded.config, aggregate_id, version, timeout=timeout)
     result = {"aggregate_id": aggregate_id, "version": version, "outcome": outcome}
-    result |= {"published": done, "unpublished": len(rows.versions) - done}
-    return Report("publish", outcome in letters.PUBLISHED, f"{aggregate_id}: {words}", result)
+    words = "published" if outcome == "published" else _OUTCOMES.get(outcome, outcome)
+    summary = f"{aggregate_id}/{version}: {words}"
+    return Report("publish", outcome in letters.PUBLISHED, summary, result)
 
 
 _VERDICTS = {

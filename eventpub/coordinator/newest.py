@@ -182,7 +182,7 @@ class NewestRows:
             where=where,
             suggestion=f"{of_zone}If old rows are imported, or statements wait that long:"
             ' recount.rows_in_past = "count" publishes those that are seen. `eventpub verify`'
-            " names those that were missed, `eventpub publish ID` publishes them",
+            " names those that were missed, `eventpub publish ID VERSION` publishes one",
         )
 
 

@@ -285,7 +285,7 @@ def _of_other_times(store: EventStore) -> Iterator[str]:
     if never := store.never_read():
         yield (
             f"not read: {counted(never, 'row')} with a create_time before 1970-01-01 00:00:01, or"
-            " none (a zero date); eventpub publish ID publishes those that have one"
+            " none (a zero date); eventpub publish ID VERSION publishes one that has a time"
         )
 
 
