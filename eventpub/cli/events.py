@@ -14,8 +14,8 @@ from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from eventpub.ops.dead import Letter
+    from eventpub.ops.lookup import Stored
     from eventpub.ops.trace import Trace, Traced
-    from eventpub.ops.trace_lookup import Stored
 
 _KEYS = (
     "app.id", "app.state_dir", "store.url", "store.table",

@@ -44,7 +44,8 @@ def gaps_list(request: Request, limit: int) -> Report:
     """
     loaded = request.load()
     from eventpub.cli.status import KINDS
-    from eventpub.ops.gaps import find, with_times
+    from eventpub.ops.gaps import find
+    from eventpub.ops.lookup import with_times
 
     found = find(loaded.config, limit)
     missing = sum(still for _, still in found.skipped)

@@ -18,7 +18,7 @@ from eventpub.admission import CONFLICT
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.ops.asking import ask_shards
-from eventpub.ops.own_topics import OwnTopics
+from eventpub.ops.lookup import OwnTopics
 from eventpub.sink import records
 from eventpub.sink.reading import Message
 from eventpub.sink.topics import list_offsets
