@@ -81,7 +81,7 @@ def _text(*spans: Span) -> Text:
 
 
 @contextmanager
-def in_place(view: RenderableType, *, stays: bool = False) -> Iterator[None]:
+def in_place(view: RenderableType) -> Iterator[None]:
     """Redraw something on the terminal behind stderr; what is logged meanwhile appears above it.
 
     The terminal is held by a descriptor of its own: while Spark starts, stderr goes to a file.
@@ -93,7 +93,7 @@ def in_place(view: RenderableType, *, stays: bool = False) -> Iterator[None]:
             console=shown,
             refresh_per_second=4,
             redirect_stdout=False,
-            transient=not stays,
+            transient=True,
         )
         stderr = sys.stderr
         try:

@@ -167,21 +167,18 @@ def parts(verdict: Verdict) -> list[Part]:
     "--to", "last", type=Time(), required=True, help="Events created at or before this (RFC 3339)."
 )
 @click.option("--topic", metavar="NAME", required=True, help="Target topic; created if missing.")
-@click.option("--aggregate", metavar="ID", help="Only this aggregate's events.")
 @click.option(
     "--id",
     "id_",
     metavar="NAME",
     default="",
     help="Name of this replay, for the header eventpub_replay; by default derived from app.id,"
-    " range, topic and aggregate, so the same command continues an interrupted replay. Another name"
+    " range and topic, so the same command continues an interrupted replay. Another name"
     " publishes the same range a second time.",
 )
 @reports
 @configured("app.id", "store.url", "store.table", "sink.bootstrap_servers", "ops.log")
-def replay(  # noqa: PLR0913 (flags, by keyword)
-    request: Request, *, first: int, last: int, topic: str, aggregate: str | None, id_: str
-) -> Report:
+def replay(request: Request, *, first: int, last: int, topic: str, id_: str) -> Report:
     """Publish a range once more, to another topic.
 
     Records have the header eventpub_replay. Each aggregate's events are published in version order,
@@ -191,7 +188,7 @@ def replay(  # noqa: PLR0913 (flags, by keyword)
     loaded = request.load()
     from eventpub.ops.replay import Range
 
-    done = _publish_again(loaded.config, Range(first, last, topic, aggregate, id_))
+    done = _publish_again(loaded.config, Range(first, last, topic, id_))
     before = f" ({done.before:,} were there before)" if done.before else ""
     summary = f"replay {done.id}: {counted(done.events, 'event')} published to {topic}{before}"
     if done.refused:
