@@ -33,15 +33,15 @@ class Rules:
 
     Args:
         numbers: of the topic's partitions, those that it had before first.
-        clock_changes: by how much, µs, clocks go back: a row of the hour that is lived twice is
-            read at both of its times.
+        clock_changes: when clocks go back, and by how much, µs: a row of the hour before or after
+            is read at both of the times that it may be of, and published with one of them.
         held_since: events created at or after, µs, may wait for a version that is not there; None:
             any may.
     """
 
     numbers: Sequence[int]
     late_policy: str = "publish"
-    clock_changes: Collection[int] = ()
+    clock_changes: Collection[tuple[int, int]] = ()
     first_version: int = 1
     held_since: int | None = None
 
@@ -225,7 +225,7 @@ class _Comparison:
 
         Another one is a dead letter, the same row, read at both of its times, or a difference.
         """
-        self._run(_DOUBLED, {"changes": [*self._rules.clock_changes]})
+        self._run(_DOUBLED, {"changes": [back for _, back in self._rules.clock_changes]})
         self._find(
             "doubled",
             "SELECT id, version, create_time, NULL, NULL, note FROM doubled"
@@ -240,6 +240,11 @@ class _Comparison:
     def _altered(self) -> None:
         columns = ("payload", "type", "create_time", "metadata")
         differs = {name: f"{name} <> row_{name}" for name in columns}
+        for change, back in self._rules.clock_changes:
+            differs["create_time"] += (
+                f" AND NOT (row_create_time BETWEEN {change - back} AND {change + back - 1}"
+                f" AND create_time IN (row_create_time - {back}, row_create_time + {back}))"
+            )
         places = [f"partition = crc % {number}" for number in self._rules.numbers]
         differs["partition"] = f"NOT ({' OR '.join(places)})"
         differs |= {name: f"faults & {bit} <> 0" for bit, name in FAULTS.items()}

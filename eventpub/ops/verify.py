@@ -36,12 +36,10 @@ from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import GRACE, KINDS, Progress, Verdict, measure
 from eventpub.sink.reading import Place
 from eventpub.sources.mysql import EventStore
-from eventpub.sources.mysql.zones import Zone
 from eventpub.state import StateDir
 from eventpub.terminal import counted
 
 _SECONDS_BETWEEN = 0.2
-_REPEATED = "{} lies within an hour that the clocks repeat: compared"
 
 
 def verify(  # noqa: PLR0913 (what is compared, and how)
@@ -79,10 +77,12 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     # what a replica has not applied yet is shown as what it is
     readable = config.store.model_copy(update={"allow_replica": True})
     config = config.model_copy(update={"store": readable})
-    first, last, widened = _whole_hours(config, layout.zone, first, last)
     former = tuple(former_partitions or _read_state(config, "progress.json").get("numbers", ()))
     ids = (config.app.id, *config.app.former_ids)
-    reader = TopicReader(config.sink, ids, patience, first=first, last=last)
+    # an event of an hour that the clocks repeat may be on the topic with its other time
+    longest = max((back for _, back in layout.repeated), default=0)
+    since = None if first is None else first - longest
+    reader = TopicReader(config.sink, ids, patience, first=since, last=last)
     with (
         nullcontext() if differences is None else _opened(differences) as listed,
         spill_folder() as folder,
@@ -94,7 +94,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         rules = Rules(
             numbers=(*(n for n in former if n != reader.partitions), reader.partitions),
             late_policy=config.gaps.late,
-            clock_changes={back for _, back in layout.repeated},
+            clock_changes=layout.repeated,
             first_version=config.store.first_version,
             held_since=_held_since(config, store.now()),
         )
@@ -104,7 +104,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
                 verdict = run.compare(spans, wait)
             if listed is not None:
                 _write_differences(listed, sides, reader)
-        verdict.notes = [*widened, *notes]
+        verdict.notes = notes
         if last is None:
             progress = _read_state(config, "progress.json")  # as it is by now
             verdict.behind = measure(store, config.read, progress, verdict.last)
@@ -298,32 +298,6 @@ def _note_topic(reader: TopicReader, verdict: Verdict) -> None:
             f"{len(reader.truncated)} partitions of the topic no longer have their first records"
             " (retention): what was published there counts as missing unless --from is later"
         )
-
-
-def _whole_hours(
-    config: Config, zone: Zone | None, first: int | None, last: int | None
-) -> tuple[int | None, int | None, list[str]]:
-    """A range that neither begins nor ends within an hour that is lived twice, and notes about it.
-
-    The table cannot tell which of two instants a row of it is of, so what lies on one side of a
-    bound within it cannot be compared. It never becomes wider than what the publisher has done.
-    """
-    if zone is None or (first is not None and last is not None and last < first):
-        return first, last, []
-    notes: list[str] = []
-    if first is not None and (hours := zone.lived_twice(first)):
-        start = _start(config)
-        begin = min(first, max(hours[0], 0 if start is None else start + 1))
-        if begin != first:
-            notes.append(f"{_REPEATED.format('--from')} from {format_time(begin)}")
-        first = begin
-    if last is not None and (hours := zone.lived_twice(last)):
-        position = int(_read_state(config, "progress.json").get("position", last))
-        end = max(last, min(hours[1] - 1, position))
-        if end != last:
-            notes.append(f"{_REPEATED.format('--to')} up to {format_time(end)}")
-        last = end
-    return first, last, notes
 
 
 def _read_state(config: Config, name: str) -> dict[str, Any]:
