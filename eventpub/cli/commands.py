@@ -41,7 +41,6 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
     help="The file to write.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-@reports
 @configured(
     "store.url", "store.table", "app.id", "sink.topic", "sink.bootstrap_servers", "ops.log",
     texts={"store.table": "The event table; default: the likeliest one."},
@@ -104,7 +103,6 @@ def _proposal(result: dict[str, Any]) -> list[Part]:
     help="With --sql: print a whole CREATE TABLE for this server; needs no database.",
 )
 @click.option("--yes", is_flag=True, help="Alter an existing table without asking.")
-@reports
 @configured(*_STORE, "ops.log")
 def migrate(
     request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | None, yes: bool
@@ -163,7 +161,6 @@ def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | No
 
 
 @click.command()
-@reports
 @configured("app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log")
 def doctor(request: Request) -> Report:
     """Check your setup and print the fix. Checks everything that `run` needs; changes nothing."""
@@ -213,7 +210,6 @@ def _parts_of(check: Check) -> list[Part]:
     is_flag=True,
     help="Publish what is in the table now, then stop. Waits until holds are filled or skipped.",
 )
-@reports
 @configured(
     "app.id",
     "app.state_dir",
@@ -244,7 +240,6 @@ def config() -> None:
 
 
 @config.command("check")
-@reports
 @configured()
 def config_check(request: Request) -> Report:
     """Validate the configuration.
@@ -265,7 +260,6 @@ def config_check(request: Request) -> Report:
 
 
 @config.command("show")
-@reports
 @configured()
 def config_show(request: Request) -> Report:
     """Show each value and where it came from. Secrets are masked."""

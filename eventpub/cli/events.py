@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, configured, reading_timeout, reports
+from eventpub.cli.options import Request, configured, reads_topics
 from eventpub.cli.output import Part, Report, Span, Table, notes
 from eventpub.terminal import counted
 
@@ -21,7 +21,6 @@ _KEYS = (
     "app.id", "app.state_dir", "store.url", "store.table",
     "sink.bootstrap_servers", "sink.topic", "ops.log",
 )  # fmt: skip
-_READING = "reading the topics"
 
 
 @click.group()
@@ -37,17 +36,14 @@ def dead() -> None:
     show_default=True,
     help="Number of letters to show.",
 )
-@reading_timeout
-@reports
+@reads_topics
 @configured(*_KEYS)
 def dead_list(request: Request, limit: int, timeout: float) -> Report:
     """List dead letters, newest first. Exit status 1 while any of them is unpublished."""
     loaded = request.load()
-    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
-    with waiting(_READING, timeout):
-        found = letters.find(loaded.config, limit=limit, timeout=timeout)
+    found = letters.find(loaded.config, limit=limit, timeout=timeout)
     summary = counted(found.count, "dead letter")
     if found.rows != found.count:
         summary += f" of {counted(found.rows, 'row')}"
@@ -108,18 +104,15 @@ def _size(payload_bytes: int | None) -> str:
 @dead.command("show")
 @click.argument("aggregate_id", metavar="ID")
 @click.argument("version", type=int)
-@reading_timeout
-@reports
+@reads_topics
 @configured(*_KEYS)
 def dead_show(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
     """Show the newest dead letter of a row: reason, place, headers, the payload's first bytes."""
     loaded = request.load()
-    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
     config = loaded.config
-    with waiting(_READING, timeout):
-        found = letters.find(config, only=(aggregate_id, version), limit=1, timeout=timeout)
+    found = letters.find(config, only=(aggregate_id, version), limit=1, timeout=timeout)
     said = _notes(found.is_whole, found.newest, config.sink.dead_topic)
     name = f"{aggregate_id}/{version}"
     if not found.newest:
@@ -179,8 +172,7 @@ _OUTCOMES = {
 @dead.command("retry")
 @click.argument("aggregate_id", metavar="ID")
 @click.argument("version", type=int)
-@reading_timeout
-@reports
+@reads_topics
 @configured(*_KEYS)
 def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
     """Publish a refused row as it is in the table now, marked as late.
@@ -190,11 +182,9 @@ def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float
     while gaps.late is divert or drop. Exit status 1 if the event is not on the topic.
     """
     loaded = request.load()
-    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
-    with waiting(_READING, timeout):
-        outcome, letter = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
+    outcome, letter = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
     words = _OUTCOMES.get(outcome, outcome)
     if outcome == "refused again" and letter is not None:
         words += f": {letter.reason}"
@@ -211,8 +201,7 @@ def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float
 @click.command()
 @click.argument("aggregate_id", metavar="ID")
 @click.argument("version", type=int)
-@reading_timeout
-@reports
+@reads_topics
 @configured(*_KEYS)
 def publish(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
     """Publish a row that is not on the topic, whatever its create_time says.
@@ -223,11 +212,9 @@ def publish(request: Request, aggregate_id: str, version: int, timeout: float) -
     topic.
     """
     loaded = request.load()
-    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
-    with waiting(_READING, timeout):
-        outcome = letters.publish(loaded.config, aggregate_id, version, timeout=timeout)
+    outcome = letters.publish(loaded.config, aggregate_id, version, timeout=timeout)
     result = {"aggregate_id": aggregate_id, "version": version, "outcome": outcome}
     words = "published" if outcome == "published" else _OUTCOMES.get(outcome, outcome)
     summary = f"{aggregate_id}/{version}: {words}"
@@ -258,8 +245,7 @@ _VERDICTS = {
     show_default=True,
     help="Without VERSION: number of versions to show.",
 )
-@reading_timeout
-@reports
+@reads_topics
 @configured(*_KEYS)
 def trace(
     request: Request, aggregate_id: str, version: int | None, limit: int, timeout: float
@@ -271,11 +257,9 @@ def trace(
     none is known.
     """
     loaded = request.load()
-    from eventpub.cli.terminal import waiting
     from eventpub.ops import trace as tracing
 
-    with waiting(_READING, timeout):
-        found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
+    found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
     parts: list[Part] = [*([_versions(found)] if found.versions else []), *notes(found.notes)]
     return Report("trace", found.ok, found.summary(version), found.to_dict(), parts)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import click
 
-from eventpub.cli.options import Request, agrees, configured, reports
+from eventpub.cli.options import Request, agrees, configured
 from eventpub.cli.output import Report, Table
 from eventpub.terminal import counted, named_versions
 
@@ -35,7 +35,6 @@ def gaps() -> None:
     show_default=True,
     help="Number of holds, and of skips, to show.",
 )
-@reports
 @configured("app.id", "app.state_dir", "sink.bootstrap_servers", "sink.topic", "ops.log")
 def gaps_list(request: Request, limit: int) -> Report:
     """List aggregates that wait for a version (holds), and skipped versions (skips).
@@ -100,7 +99,6 @@ _later = click.option(
 @gaps.command("retry")
 @click.argument("aggregate_id")
 @_later
-@reports
 @configured("app.id", "app.state_dir", "ops.log")
 def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
     """Look up an aggregate's missing versions now, held or skipped.
@@ -117,7 +115,6 @@ def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
 @click.argument("aggregate_id")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @_later
-@reports
 @configured("app.id", "app.state_dir", "ops.log")
 def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Report:
     """Skip an aggregate's missing versions now. Records the skip; later versions are published."""
@@ -140,7 +137,6 @@ def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Re
 
 @gaps.command("cancel")
 @click.argument("request_or_aggregate_id")
-@reports
 @configured("app.id", "app.state_dir", "ops.log")
 def gaps_cancel(request: Request, request_or_aggregate_id: str) -> Report:
     """Withdraw requests kept by --later. One by its id, or all of an aggregate."""

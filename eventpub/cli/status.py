@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.options import Request, configured
 from eventpub.cli.output import Part, Report, Span, Table
 from eventpub.terminal import counted
 
@@ -26,7 +26,6 @@ _STYLES = {"ok": "green", "warn": "yellow", "error": "bold red", "unknown": "yel
 
 
 @click.command()
-@reports
 @configured("app.id", "app.state_dir", "ops.log")
 def status(request: Request) -> Report:
     """Show what the publisher does: its lag, its checks and each shard.
@@ -173,7 +172,6 @@ def _age(seconds: float) -> str:
 
 
 @click.command()
-@reports
 @configured("app.id", "app.state_dir", "ops.log")
 def pause(request: Request) -> Report:
     """Publish nothing until `eventpub resume`.
@@ -185,7 +183,6 @@ def pause(request: Request) -> Report:
 
 
 @click.command()
-@reports
 @configured("app.id", "app.state_dir", "ops.log")
 def resume(request: Request) -> Report:
     """Publish again after `eventpub pause`."""

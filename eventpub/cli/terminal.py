@@ -165,20 +165,10 @@ class Lines:
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
-        self._began = self._said = clock()
-        self._done_before: float | None = None
+        self._said = clock()
 
     def show(self, doing: str, done: float | None) -> None:
         now = self._clock()
-        if self._done_before is None and done is not None:
-            self._began, self._done_before = now, done
-        if now - self._said < _SECONDS_BETWEEN_LINES:
-            return
-        self._said = now
-        if done is None or self._done_before is None:
-            self._log.info("%s", doing)
-            return
-        gained = done - self._done_before
-        left = (now - self._began) * (1 - done) / gained if gained > 0 else None
-        estimate = "" if left is None else f", about {left:.0f} s left"
-        self._log.info("%s: %.0f%%%s", doing, 100 * done, estimate)
+        if now - self._said >= _SECONDS_BETWEEN_LINES:
+            self._said = now
+            self._log.info("%s%s", doing, "" if done is None else f": {done:.0%}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, Time, configured, reports
+from eventpub.cli.options import Request, Time, configured
 from eventpub.cli.output import Line, Part, Report, Table, end_if_asked, notes
 from eventpub.terminal import counted
 
@@ -68,7 +68,6 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> l
     callback=_numbers,
     help="Earlier partition counts of the topic, oldest first; default: from app.state_dir.",
 )
-@reports
 @configured(
     "app.id", "app.state_dir", "store.url", "store.table", "sink.bootstrap_servers", "sink.topic",
     "read.start", "read.delay", "ops.log",
@@ -176,7 +175,6 @@ def parts(verdict: Verdict) -> list[Part]:
     " range and topic, so the same command continues an interrupted replay. Another name"
     " publishes the same range a second time.",
 )
-@reports
 @configured("app.id", "store.url", "store.table", "sink.bootstrap_servers", "ops.log")
 def replay(request: Request, *, first: int, last: int, topic: str, id_: str) -> Report:
     """Publish a range once more, to another topic.
