@@ -211,20 +211,7 @@ def _parts_of(check: Check) -> list[Part]:
     help="Publish what is in the table now, then stop. Waits until holds are filled or skipped.",
 )
 @configured(
-    "app.id",
-    "app.state_dir",
-    *_STORE,
-    "read.start",
-    "read.delay",
-    "read.page_rows",
-    "gaps.max_backoff",
-    "gaps.late",
-    *_SINK,
-    "sink.delivery",
-    "run.engine",
-    "spark.master",
-    "run.shards",
-    "ops.log",
+    "app.id", "app.state_dir", *_STORE, "read.start", *_SINK, "run.engine", "run.shards", "ops.log"
 )
 def run(request: Request, available_now: bool) -> Report:
     """Publish until SIGTERM or Ctrl-C."""

@@ -45,30 +45,8 @@ FLAGS: dict[str, tuple[str, str]] = {
         "--start",
         "Publish events created after: 'beginning', 'now' or an RFC 3339 time.",
     ),
-    "read.delay": (
-        "--delay",
-        "Read events at this age, such as '1s', so that transactions can commit first.",
-    ),
-    "read.page_rows": ("--page-rows", "Largest number of rows read at once."),
-    "gaps.max_backoff": (
-        "--max-backoff",
-        "Attempts (a number, not a time) to find a missing version before it is skipped; the"
-        " default 8 take about 64 s in all, each additional one doubles that.",
-    ),
-    "gaps.late": (
-        "--late",
-        "Events that appear after their version was skipped: publish, divert or drop.",
-    ),
     "sink.bootstrap_servers": ("--bootstrap-servers", "Brokers: host:port, comma-separated."),
     "sink.topic": ("--topic", "The topic."),
-    "sink.delivery": (
-        "--delivery",
-        "Guarantee after a crash: exactly_once, at_least_once or at_most_once.",
-    ),
-    "spark.master": (
-        "--master",
-        "Spark's master, such as 'local[*]'.",
-    ),
     "run.engine": ("--engine", "What publishes: spark or threads."),
     "run.shards": (
         "--shards",
@@ -76,7 +54,7 @@ FLAGS: dict[str, tuple[str, str]] = {
     ),
     "ops.log": ("--log", "Log format on stderr: auto, text or json."),
 }
-"""Configuration key → flag and its help."""
+"""Configuration key → flag and its help; `--set` takes any key."""
 
 
 @dataclass(frozen=True)

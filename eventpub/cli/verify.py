@@ -70,7 +70,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> l
 )
 @configured(
     "app.id", "app.state_dir", "store.url", "store.table", "sink.bootstrap_servers", "sink.topic",
-    "read.start", "read.delay", "ops.log",
+    "read.start", "ops.log",
     texts={
         "read.start": "As for run: start of the publisher's range, if its state does not say."
     },
