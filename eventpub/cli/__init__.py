@@ -18,7 +18,6 @@ import click
 from eventpub import __version__, log
 from eventpub.cli.commands import bench_command, config, demo, doctor, init, migrate, run
 from eventpub.cli.events import dead, publish, trace
-from eventpub.cli.gaps import gaps
 from eventpub.cli.output import (
     DONE,
     READER_GONE,
@@ -38,7 +37,7 @@ from eventpub.cli.output import (
     write_json,
     write_text,
 )
-from eventpub.cli.status import pause, resume, status
+from eventpub.cli.status import gaps, pause, resume, status
 from eventpub.cli.verify import replay, verify
 from eventpub.errors import EventpubError
 from eventpub.masking import mask
