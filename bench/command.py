@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from eventpub.cli.options import is_json_wanted, reports
-from eventpub.cli.output import Report, console
+from eventpub.cli.output import Report
 from eventpub.errors import ConfigError
 
 _ALL = ("article", "drain", "growth", "idle", "latency", "bursts", "restart", "large", "sizing")
@@ -171,6 +171,8 @@ def _answer(name: str, results: list[dict[str, Any]], out: Path) -> Report:
 
     if not is_json_wanted():
         for result in results:
+            from eventpub.cli.terminal import console
+
             tables.show(console(), result)
     return Report(name, not wrong, summary, {r["case"]: r for r in results})
 

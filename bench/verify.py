@@ -1,7 +1,6 @@
 """How fast `eventpub verify` compares, and with how much CPU and memory.
 
     python -m bench.verify --events 1000000 --rounds 3
-    python -m bench.verify --events 1000000 --rounds 3 --argument=--sample --argument=100
 
 Fills a table, publishes it, and compares as often as asked for. Times are those of the whole
 command, its start included; CPU seconds are of its processes and of the two servers; memory is the

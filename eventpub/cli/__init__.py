@@ -16,10 +16,8 @@ from typing import IO
 import click
 
 from eventpub import __version__, log
-from eventpub.cli.commands import bench_command, config, demo, doctor, migrate, run
-from eventpub.cli.dead import dead, publish
-from eventpub.cli.gaps import gaps
-from eventpub.cli.init import init
+from eventpub.cli.commands import bench_command, config, demo, doctor, init, migrate, run
+from eventpub.cli.events import dead, publish, trace
 from eventpub.cli.output import (
     DONE,
     READER_GONE,
@@ -39,10 +37,8 @@ from eventpub.cli.output import (
     write_json,
     write_text,
 )
-from eventpub.cli.replay import replay
-from eventpub.cli.status import pause, resume, status
-from eventpub.cli.trace import trace
-from eventpub.cli.verify import verify
+from eventpub.cli.status import gaps, pause, resume, status
+from eventpub.cli.verify import replay, verify
 from eventpub.errors import EventpubError
 from eventpub.masking import mask
 

@@ -1,10 +1,11 @@
-"""`eventpub migrate`, `doctor`, `run`, `config` and `demo`, and the place of `bench`."""
+"""`eventpub init`, `migrate`, `doctor`, `run`, `config` and `demo`, and the place of `bench`."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -26,6 +27,75 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 
 
 @click.command()
+@click.option(
+    "--url",
+    metavar="URL",
+    help="The database, as for --store-url: mysql+pymysql://user@host:3306/database.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("eventpub.toml"),
+    show_default=True,
+    metavar="FILE",
+    help="The file to write.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+@configured(
+    "store.url", "store.table", "app.id", "sink.topic", "sink.bootstrap_servers", "ops.log",
+    texts={"store.table": "The event table; default: the likeliest one."},
+)  # fmt: skip
+def init(request: Request, url: str | None, output: Path, force: bool) -> Report:
+    """Write a first eventpub.toml for your database.
+
+    Finds the event table and its columns, recognises those of frameworks, and prints the statement
+    that adds what the table lacks. Map other columns by --set store.columns.event_type=NAME. The
+    password comes from EVENTPUB_STORE__PASSWORD and is not written. In place of root the file names
+    a user eventpub, whose SQL is printed. Exit status 1 if no table is clearly the event table, or
+    it cannot be published.
+    """
+    from eventpub.ops import init as making
+
+    if not force:
+        making.require_absent(output)
+    given = dict(request.overrides)
+    if url is not None:
+        given["store.url"] = url
+    # a file that is there already is no base for what is to be written, unless it is named
+    asked = replace(request, overrides=given, reads_file=request.file is not None)
+    loaded = asked.load(defaults={"app.id": "events", "sink.topic": "events"})
+    result = making.init(loaded, output, force=force)
+    summary = f"{result['file']} was written, for table {result['table']}"
+    if result["framework"]:
+        summary += f" of {result['framework']}"
+    return Report("init", True, summary, result, _proposal(result))
+
+
+def _named(name: str | tuple[str, ...]) -> str:
+    return name if isinstance(name, str) else " and ".join(name)
+
+
+def _proposal(result: dict[str, Any]) -> list[Part]:
+    parts: list[Part] = [
+        Line(f"{ours:>14} = {_named(name)}") for ours, name in result["columns"].items()
+    ]
+    parts += [Line((f"note: {note}", "yellow")) for note in result["notes"]]
+    for other in result["others"]:
+        columns = ", ".join(f"{ours} = {_named(name)}" for ours, name in other["columns"].items())
+        question = f"or is it table {other['table']} ({columns})? then:"
+        parts.append(Line(f"{question} --table {other['table']} --force"))
+    steps = [f"{number}. {step}" for number, step in enumerate(result["next"], 1)]
+    for heading, lines, style in (
+        ("for the table:", result["statements"], "cyan"),
+        ("an account for it:", result["account"], "cyan"),
+        ("next:", steps, ""),
+    ):
+        parts += [Line((heading, "bold"))] if lines else []
+        parts += [Line((f"  {line}", style)) for line in lines]
+    return parts
+
+
+@click.command()
 @click.option("--sql", is_flag=True, help="Print the statements instead of running them.")
 @click.option(
     "--dialect",
@@ -33,7 +103,6 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
     help="With --sql: print a whole CREATE TABLE for this server; needs no database.",
 )
 @click.option("--yes", is_flag=True, help="Alter an existing table without asking.")
-@reports
 @configured(*_STORE, "ops.log")
 def migrate(
     request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | None, yes: bool
@@ -92,7 +161,6 @@ def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | No
 
 
 @click.command()
-@reports
 @configured("app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log")
 def doctor(request: Request) -> Report:
     """Check your setup and print the fix. Checks everything that `run` needs; changes nothing."""
@@ -142,22 +210,8 @@ def _parts_of(check: Check) -> list[Part]:
     is_flag=True,
     help="Publish what is in the table now, then stop. Waits until holds are filled or skipped.",
 )
-@reports
 @configured(
-    "app.id",
-    "app.state_dir",
-    *_STORE,
-    "read.start",
-    "read.delay",
-    "read.page_rows",
-    "gaps.max_backoff",
-    "gaps.late",
-    *_SINK,
-    "sink.delivery",
-    "run.engine",
-    "spark.master",
-    "run.shards",
-    "ops.log",
+    "app.id", "app.state_dir", *_STORE, "read.start", *_SINK, "run.engine", "run.shards", "ops.log"
 )
 def run(request: Request, available_now: bool) -> Report:
     """Publish until SIGTERM or Ctrl-C."""
@@ -173,7 +227,6 @@ def config() -> None:
 
 
 @config.command("check")
-@reports
 @configured()
 def config_check(request: Request) -> Report:
     """Validate the configuration.
@@ -195,7 +248,6 @@ def config_check(request: Request) -> Report:
 
 
 @config.command("show")
-@reports
 @configured()
 def config_show(request: Request) -> Report:
     """Show each value and where it came from. Secrets are masked."""

@@ -172,8 +172,6 @@ class DemoView(live.Panel):
         self._seconds = seconds
         self._began: float | None = None
         self._reported = 0.0
-        self._spark_ui = ""
-        self._on_terminal = can_redraw()
         self.written: dict[str, Any] = {}
 
     def listen(self, lines: Iterator[str]) -> None:
@@ -192,11 +190,7 @@ class DemoView(live.Panel):
         if self._seconds is not None and lasted >= self._seconds:
             self._seconds = None
             os.kill(os.getpid(), signal.SIGTERM)
-        if progress.spark_ui != self._spark_ui:
-            self._spark_ui = progress.spark_ui
-            if not self._on_terminal:
-                _say(f"Spark's own pages: {self._spark_ui}")
-        if not self._on_terminal and now - self._reported >= _LINE_SECONDS:
+        if not can_redraw() and now - self._reported >= _LINE_SECONDS:
             self._reported = now
             _say(self._line(progress, lasted))
 
@@ -206,7 +200,12 @@ class DemoView(live.Panel):
             f"  published {p.published:,} ({self.rate:,.0f}/s)  lag {p.lag_seconds:.1f} s"
             f"  found by key {p.backtracked:,}"
             f"  gaps found {p.gaps_opened:,} filled {p.gaps_filled:,} skipped {p.gaps_skipped:,}"
+            f"{self._pages()}"
         )
+
+    def _pages(self) -> str:
+        ui = self.progress.spark_ui if self.progress else ""
+        return f"  Spark's own pages: {ui}" if ui else ""
 
     def footer(self) -> str:
         done = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.written.items()]
@@ -214,5 +213,4 @@ class DemoView(live.Panel):
         if self._seconds is not None and self._began is not None:
             left = max(0.0, self._seconds - (time.monotonic() - self._began))
             ends = f"{left:.0f} s left, {ends}"
-        pages = f" Spark's own pages: {self._spark_ui}" if self._spark_ui else ""
-        return f"writers: {', '.join(done)}. {ends}.{pages}"
+        return f"writers: {', '.join(done)}. {ends}.{self._pages()}"

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from eventpub.cli.output import Report, end_if_asked
-from eventpub.cli.terminal import in_place
 from eventpub.config import Config, format_time
 from eventpub.coordinator.progress import Rate
-from eventpub.terminal import can_redraw, counted
+from eventpub.terminal import can_redraw, counted, for_people
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -84,6 +83,8 @@ def publish(config: Config, *, available_now: bool) -> Report:
 @contextmanager
 def watching(config: Config) -> Iterator[Panel | Lines]:
     if can_redraw() and config.ops.log != "json":
+        from eventpub.cli.terminal import in_place
+
         panel = Panel(f"{config.app.id}  {config.store.table} → {config.sink.topic}")
         with in_place(panel):
             yield panel
@@ -171,19 +172,19 @@ class Panel:
         from rich.panel import Panel as Frame
         from rich.text import Text
 
+        title = Text(for_people(self._title))  # a string would be markup
         if self.progress is None:
             waited = time.monotonic() - self._started
-            return Frame(Text(f"starting … {waited:.0f} s"), title=self._title)
+            return Frame(Text(f"starting … {waited:.0f} s"), title=title)
         stops = self.progress.stopped_by is not None
         body = facts_shown(self.progress, self.rate)
-        return Frame(body, title=self._title, subtitle="stopping" if stops else self.footer())
+        subtitle = Text(for_people("stopping" if stops else self.footer()))
+        return Frame(body, title=title, subtitle=subtitle)
 
 
 def facts_shown(p: Progress, rate: float) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
-
-    from eventpub.terminal import for_people
 
     lag = (f"{p.lag_seconds:,.1f} s", "yellow" if p.lag_seconds > 10 else "green")
     backlog = "unknown" if p.lag_events < 0 else f"{p.lag_events:,}"

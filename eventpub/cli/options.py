@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,30 +45,8 @@ FLAGS: dict[str, tuple[str, str]] = {
         "--start",
         "Publish events created after: 'beginning', 'now' or an RFC 3339 time.",
     ),
-    "read.delay": (
-        "--delay",
-        "Read events at this age, such as '1s', so that transactions can commit first.",
-    ),
-    "read.page_rows": ("--page-rows", "Largest number of rows read at once."),
-    "gaps.max_backoff": (
-        "--max-backoff",
-        "Attempts (a number, not a time) to find a missing version before it is skipped; the"
-        " default 8 take about 64 s in all, each additional one doubles that.",
-    ),
-    "gaps.late": (
-        "--late",
-        "Events that appear after their version was skipped: publish, divert or drop.",
-    ),
     "sink.bootstrap_servers": ("--bootstrap-servers", "Brokers: host:port, comma-separated."),
     "sink.topic": ("--topic", "The topic."),
-    "sink.delivery": (
-        "--delivery",
-        "Guarantee after a crash: exactly_once, at_least_once or at_most_once.",
-    ),
-    "spark.master": (
-        "--master",
-        "Spark's master, such as 'local[*]'.",
-    ),
     "run.engine": ("--engine", "What publishes: spark or threads."),
     "run.shards": (
         "--shards",
@@ -75,7 +54,7 @@ FLAGS: dict[str, tuple[str, str]] = {
     ),
     "ops.log": ("--log", "Log format on stderr: auto, text or json."),
 }
-"""Configuration key → flag and its help."""
+"""Configuration key → flag and its help; `--set` takes any key."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +99,7 @@ class Request:
 def configured(
     *keys: str, texts: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add `--config`, `--set` and the flags of these keys; the command gets a `request`.
+    """Add `--json`, `--config`, `--set` and the flags of these keys; the command gets a `request`.
 
     Args:
         texts: help of keys that mean something else for this command.
@@ -128,6 +107,7 @@ def configured(
     parameters = {FLAGS[key][0].lstrip("-").replace("-", "_"): key for key in keys}
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
         def wrapped(config: Path | None, sets: tuple[str, ...], **rest: Any) -> Any:
             overrides, flags = {}, {}
             for item in sets:
@@ -140,16 +120,12 @@ def configured(
                     overrides[key], flags[key] = value, FLAGS[key][0]
             return command(Request(config, overrides, flags), **rest)
 
-        wrapped.__name__ = command.__name__
-        wrapped.__doc__ = command.__doc__
-        wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
         for key in reversed(keys):
             flag, text = FLAGS[key]
             text = (texts or {}).get(key, text)
             variable = "EVENTPUB_" + key.upper().replace(".", "__")
-            wrapped = click.option(flag, metavar="VALUE", help=f"{text}  [{key}, {variable}]")(
-                wrapped
-            )
+            option = click.option(flag, metavar="VALUE", help=f"{text}  [{key}, {variable}]")
+            wrapped = option(wrapped)
         wrapped = click.option(
             "--set",
             "sets",
@@ -157,12 +133,13 @@ def configured(
             metavar="SECTION.KEY=VALUE",
             help="Set any configuration key; repeatable.",
         )(wrapped)
-        return click.option(
+        wrapped = click.option(
             "--config",
             type=click.Path(path_type=Path),
             metavar="FILE",
             help="Configuration file; default: EVENTPUB_CONFIG, or ./eventpub.toml.",
         )(wrapped)
+        return reports(wrapped)
 
     return decorate
 
@@ -184,14 +161,25 @@ def reports(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-reading_timeout = click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit for reading the topics.",
-)
+def reads_topics(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--timeout`; on a terminal it is shown how long the command has been reading."""
+
+    @click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Time limit for reading the topics.",
+    )
+    @wraps(command)
+    def wrapped(timeout: float, **rest: Any) -> Any:
+        from eventpub.cli.terminal import waiting
+
+        with waiting("reading the topics", timeout):
+            return command(timeout=timeout, **rest)
+
+    return wrapped
 
 
 def agrees(question: str) -> bool:

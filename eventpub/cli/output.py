@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import click
 
@@ -27,9 +27,6 @@ from eventpub import log
 from eventpub.errors import ConfigError, EventpubError, find_marked, words_of
 from eventpub.masking import mask_all
 from eventpub.terminal import for_people
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 DONE = 0
 NO = 1
@@ -313,7 +310,7 @@ def write_text(report: Report) -> None:
     if report.exit_status > 128:  # a signal has ended the command
         stop(report.exit_status - 128, None)
     if report.parts:
-        from eventpub.cli.console import drawn
+        from eventpub.cli.terminal import console, drawn
 
         console().print(*map(drawn, report.parts), sep="\n")
     sys.stdout.write(for_people(report.summary) + "\n")
@@ -338,17 +335,6 @@ def write_error(error: EventpubError, cause: BaseException, *, as_line: bool = F
         return
     lines = "".join(traceback.format_exception(cause)) if is_unexpected else ""
     log.write(for_people(lines) + "".join(for_people(f"error: {p}") + "\n" for p in problems))
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Where an answer is drawn; plain text of any width where there is no terminal."""
-    from eventpub.cli.console import SafeConsole, has_width
-
-    stream = sys.stderr if stderr else sys.stdout
-    made = SafeConsole(stream, soft_wrap=not stream.isatty())
-    if not stream.isatty() and not has_width():
-        made.width = 160
-    return made
 
 
 def as_error(cause: BaseException) -> tuple[EventpubError, int]:  # noqa: PLR0911 (one case an exception)

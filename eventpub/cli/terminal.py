@@ -1,7 +1,8 @@
-"""What people see: tables that fit, a view that stays in place, how far a long command is.
+"""What people see: answers, a view that stays in place, how far a long command is.
 
-Views and bars are drawn on stderr, and only on a terminal. They end two columns before its edge: a
-line that fills it would have the terminal put the "^C" of Ctrl-C, and then the cursor, on the next.
+Imported when something is drawn: rich takes a while to load. Views and bars are drawn on stderr,
+and only on a terminal. They end two columns before its edge: a line that fills it would have the
+terminal put the "^C" of Ctrl-C, and then the cursor, on the next.
 """
 
 from __future__ import annotations
@@ -13,28 +14,78 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, Any
 
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import TimeRemainingColumn as Remaining
+from rich.table import Column
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from eventpub.cli.output import Line, Part, Span
 from eventpub.terminal import can_redraw, for_people
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 _SECONDS_BETWEEN_LINES = 10.0
 _BAR_WIDTH = 40
 _GAP = 2
 
 
+class SafeConsole(Console):
+    """A console to which text is only text: ids may contain ``[red]``, ``:bug:`` or an escape.
+
+    A `Text` is taken as it is: who makes one escapes what comes from outside, by `for_people`.
+    """
+
+    def __init__(self, file: IO[str], **options: Any) -> None:
+        environ = {k: v for k, v in os.environ.items() if k not in _SIZES or _is_size(v)}
+        options |= {"highlight": False, "markup": False, "emoji": False}
+        super().__init__(file=file, _environ=environ, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(for_people(text), **options)
+
+
+_SIZES = {"COLUMNS", "LINES"}
+
+
+def _is_size(value: str) -> bool:
+    """Whether a variable says how large a terminal is; in a width of 0 nothing would be drawn."""
+    return value.isascii() and value.isdigit() and int(value) > 0
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where an answer is drawn; plain text of any width where there is no terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    made = SafeConsole(stream, soft_wrap=not stream.isatty())
+    if not stream.isatty() and not _is_size(os.environ.get("COLUMNS", "")):
+        made.width = 160
+    return made
+
+
+def drawn(part: Part) -> RenderableType:
+    if isinstance(part, Line):
+        return _text(*part.spans)
+    table = RichTable(title=part.title or None, title_justify="left", box=None, pad_edge=False)
+    for name in part.names:
+        table.add_column(name, overflow="fold")
+    for row in part.rows:
+        table.add_row(*map(_text, row))
+    return table
+
+
+def _text(*spans: Span) -> Text:
+    pairs = [(span, "") if isinstance(span, str) else span for span in spans]
+    return Text.assemble(*[(for_people(text), style) for text, style in pairs])
+
+
 @contextmanager
-def in_place(view: RenderableType, *, stays: bool = False) -> Iterator[None]:
+def in_place(view: RenderableType) -> Iterator[None]:
     """Redraw something on the terminal behind stderr; what is logged meanwhile appears above it.
 
     The terminal is held by a descriptor of its own: while Spark starts, stderr goes to a file.
     """
-    from rich.live import Live
-
-    from eventpub.cli.console import SafeConsole
-
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
         shown = SafeConsole(terminal)
         live = Live(
@@ -42,7 +93,7 @@ def in_place(view: RenderableType, *, stays: bool = False) -> Iterator[None]:
             console=shown,
             refresh_per_second=4,
             redirect_stdout=False,
-            transient=not stays,
+            transient=True,
         )
         stderr = sys.stderr
         try:
@@ -80,8 +131,6 @@ def progress(log: logging.Logger) -> Iterator[Show]:
 @contextmanager
 def waiting(doing: str, limit: float) -> Iterator[None]:
     """Show on a terminal how long something of unknown progress has been running."""
-    from rich.text import Text
-
     began = time.monotonic()
 
     class View:
@@ -94,12 +143,6 @@ def waiting(doing: str, limit: float) -> Iterator[None]:
 
 @contextmanager
 def _bar() -> Iterator[Show]:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-    from rich.table import Column
-
-    from eventpub.cli.output import console
-
     words = TextColumn(
         "{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)
     )
@@ -122,20 +165,10 @@ class Lines:
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
-        self._began = self._said = clock()
-        self._done_before: float | None = None
+        self._said = clock()
 
     def show(self, doing: str, done: float | None) -> None:
         now = self._clock()
-        if self._done_before is None and done is not None:
-            self._began, self._done_before = now, done
-        if now - self._said < _SECONDS_BETWEEN_LINES:
-            return
-        self._said = now
-        if done is None or self._done_before is None:
-            self._log.info("%s", doing)
-            return
-        gained = done - self._done_before
-        left = (now - self._began) * (1 - done) / gained if gained > 0 else None
-        estimate = "" if left is None else f", about {left:.0f} s left"
-        self._log.info("%s: %.0f%%%s", doing, 100 * done, estimate)
+        if now - self._said >= _SECONDS_BETWEEN_LINES:
+            self._said = now
+            self._log.info("%s%s", doing, "" if done is None else f": {done:.0%}")

@@ -1,20 +1,24 @@
-"""`eventpub verify`, and how it shows what it found, here and at the end of the demo."""
+"""The commands that read a range of the table: `eventpub verify` and `eventpub replay`.
+
+The demo shows at its end what `verify` found, too.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, Time, configured, reports
+from eventpub.cli.options import Request, Time, configured
 from eventpub.cli.output import Line, Part, Report, Table, end_if_asked, notes
-from eventpub.cli.terminal import progress
 from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from eventpub.config import Config
+    from eventpub.ops.replay import Range, Replayed
     from eventpub.ops.verdict import Progress, Verdict
 
 _log = logging.getLogger("eventpub.verify")
@@ -52,12 +56,6 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> l
     help="Compare events created at or before this; default: the publisher's position.",
 )
 @click.option(
-    "--sample",
-    metavar="N",
-    type=click.IntRange(2, 100_000),
-    help="Compare one aggregate in N, chosen by hash, with all its events.",
-)
-@click.option(
     "--differences",
     metavar="FILE",
     type=click.Path(path_type=Path),
@@ -70,10 +68,9 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> l
     callback=_numbers,
     help="Earlier partition counts of the topic, oldest first; default: from app.state_dir.",
 )
-@reports
 @configured(
     "app.id", "app.state_dir", "store.url", "store.table", "sink.bootstrap_servers", "sink.topic",
-    "read.start", "read.delay", "ops.log",
+    "read.start", "ops.log",
     texts={
         "read.start": "As for run: start of the publisher's range, if its state does not say."
     },
@@ -89,6 +86,7 @@ def verify(request: Request, **what: Any) -> Report:
 
 def compare(config: Config, **what: Any) -> Verdict:
     """As `ops.verify.verify`, which has the arguments; shows how far it is."""
+    from eventpub.cli.terminal import progress
     from eventpub.ops import verify as comparing
 
     with progress(_log) as show:
@@ -107,9 +105,8 @@ def report(verdict: Verdict) -> Report:
 def summary(verdict: Verdict) -> str:
     from eventpub.config import format_time
 
-    of = "" if verdict.sample is None else f" of one aggregate in {verdict.sample.one_in:,}"
     found = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in verdict.counts.items())
-    text = f"{counted(verdict.events, 'event')}{of} compared: {found}"
+    text = f"{counted(verdict.events, 'event')} compared: {found}"
     behind = verdict.behind
     if behind is None or not verdict.is_behind:
         held = verdict.counts["held"]
@@ -127,7 +124,7 @@ def summary(verdict: Verdict) -> str:
 
 def parts(verdict: Verdict) -> list[Part]:
     from eventpub.config import format_time
-    from eventpub.ops.records import NO_TIME
+    from eventpub.ops.verdict import NO_TIME
 
     rows: list[Any] = [
         ["in the store", f"{verdict.events:,}", ""],
@@ -154,13 +151,64 @@ def parts(verdict: Verdict) -> list[Part]:
             created = "" if one.create_time == NO_TIME else f" {format_time(one.create_time)}"
             at = "" if one.offset is None else f" partition {one.partition} offset {one.offset}"
             shown.append(Line(f"  {one.name}{created}{at}: {one.note}"))
-    shown += notes(verdict.notes)
-    if sample := verdict.sample:
-        shown += notes(
-            [
-                f"a sample of {sample.share:.3%} of the aggregates, all events of each: if none of"
-                f" them differs, then with 95% confidence at most {sample.may_have_missed:,} of all"
-                " aggregates do"
-            ]
-        )
-    return shown
+    return [*shown, *notes(verdict.notes)]
+
+
+@click.command()
+@click.option(
+    "--from",
+    "first",
+    type=Time(),
+    required=True,
+    help="Events created at or after this (RFC 3339).",
+)
+@click.option(
+    "--to", "last", type=Time(), required=True, help="Events created at or before this (RFC 3339)."
+)
+@click.option("--topic", metavar="NAME", required=True, help="Target topic; created if missing.")
+@click.option(
+    "--id",
+    "id_",
+    metavar="NAME",
+    default="",
+    help="Name of this replay, for the header eventpub_replay; by default derived from app.id,"
+    " range and topic, so the same command continues an interrupted replay. Another name"
+    " publishes the same range a second time.",
+)
+@configured("app.id", "store.url", "store.table", "sink.bootstrap_servers", "ops.log")
+def replay(request: Request, *, first: int, last: int, topic: str, id_: str) -> Report:
+    """Publish a range once more, to another topic.
+
+    Records have the header eventpub_replay. Each aggregate's events are published in version order,
+    each once, even if the command is interrupted and repeated. Exit status 1 if the broker refused
+    any.
+    """
+    loaded = request.load()
+    from eventpub.ops.replay import Range
+
+    done = _publish_again(loaded.config, Range(first, last, topic, id_))
+    before = f" ({done.before:,} were there before)" if done.before else ""
+    summary = f"replay {done.id}: {counted(done.events, 'event')} published to {topic}{before}"
+    if done.refused:
+        summary += f", {done.refused:,} refused by the broker: " + "; ".join(done.examples)
+    return Report("replay", not done.refused, summary, {"topic": topic, **vars(done)})
+
+
+def _publish_again(config: Config, what: Range) -> Replayed:
+    from eventpub.cli.terminal import progress
+    from eventpub.ops import replay as replaying
+
+    has_begun = False
+    with progress(logging.getLogger("eventpub.replay")) as show:
+
+        def published(events: int, total: int) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                resumes = "if it is interrupted, the same command resumes it"
+                sys.stderr.write(f"replay {what.named(config.app.id)}: {resumes}\n")
+                has_begun = True
+            end_if_asked()
+            done = min(events / max(total, 1), 1.0)
+            show(f"publishing again: {events:,} of {total:,} events", done)
+
+        return replaying.replay(config, what, published)

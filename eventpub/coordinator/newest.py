@@ -177,7 +177,7 @@ class NewestRows:
             where=where,
             suggestion=writers_zone(zone) + ". If old rows are imported, or statements wait that"
             ' long: recount.rows_in_past = "count" publishes those that are seen. `eventpub verify`'
-            " names those that were missed, `eventpub publish ID` publishes them",
+            " names those that were missed, `eventpub publish ID VERSION` publishes one",
         )
 
 

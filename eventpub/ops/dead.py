@@ -18,7 +18,7 @@ from eventpub.admission import CONFLICT
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.ops.asking import ask_shards
-from eventpub.ops.own_topics import OwnTopics
+from eventpub.ops.lookup import OwnTopics
 from eventpub.sink import records
 from eventpub.sink.reading import Message
 from eventpub.sink.topics import list_offsets
@@ -36,8 +36,6 @@ PUBLISHED = {"published", "published before"}
 OF_ANOTHER = CONFLICT
 """Code of rows under whose version another row was published."""
 _FIRST_BYTES = 512
-_MOST_ROWS = 1_000
-_ABOVE_ALL = 2**63 - 1
 _SHOWN = (
     "aggregate_id", "version", "reason", "payload_bytes", "partition", "offset", "in_store",
     "is_searched", "is_last",
@@ -151,10 +149,10 @@ def retry(
     """Have the row of a dead letter published, as a late event.
 
     Args:
-        timeout: seconds for searching the topic, and for the publisher's answer.
+        timeout: seconds for reading the topics, and for the publisher's answer.
 
     Returns:
-        What came of it, as `cli.dead` explains it, and the newest letter of the row.
+        What came of it, as `cli.events` explains it, and the newest letter of the row.
 
     Raises:
         SinkError, StateError: the topics or the state cannot be read.
@@ -170,8 +168,7 @@ def retry(
     if not StateDir(config.app.state_dir).is_running():
         return "not running", letter
     # its time may have been changed since: a retry before this one has published it with that
-    rows = unpublished(config, *key, since=_since(letter), timeout=until - time.monotonic())
-    outcome = rows.outcome or publish(config, aggregate_id, rows, timeout=timeout)[1]
+    outcome = publish(config, *key, since=_since(letter), timeout=until - time.monotonic())
     if outcome == "refused again":  # which says why now, perhaps for another limit than before
         letter = next(iter(_read(config, key, 1, until + timeout).newest), letter)
     return outcome, letter
@@ -227,82 +224,47 @@ def _since(letter: Letter) -> int:
     return min(letter.timestamp, records.timestamp(created))
 
 
-@dataclass(frozen=True)
-class Unpublished:
-    """Rows of an aggregate that are not on the topic.
-
-    Attributes:
-        outcome: why none can be published, as of `retry`; "": they can.
-        searched: by partition of the topic, up to which offset it has none of them.
-    """
-
-    outcome: str
-    versions: tuple[int, ...] = ()
-    searched: tuple[int, ...] = ()
-
-
-def unpublished(
+def publish(
     config: Config,
     aggregate_id: str,
-    version: int | None,
+    version: int,
     *,
     since: int | None = None,
     timeout: float = 60.0,
-) -> Unpublished:
-    """Which of an aggregate's rows are not on the topic.
+) -> str:
+    """Have a row published that is not on the topic; returns what came of it, as of `retry`.
 
     Args:
-        version: this one alone; None: of the last 1,000.
-        since: there are no records of earlier timestamps, ms; None: than when they were created,
-            as far as retention has left the topic.
-        timeout: seconds for searching the topic.
+        since: no record of it has an earlier timestamp, ms; None: than when it was created, as far
+            as retention has left the topic.
+        timeout: seconds for searching the topic, and for the publisher's answer.
 
     Raises:
         StoreError, SinkError: the store or the topic cannot be read.
-    """
-    bound, most = (_ABOVE_ALL, _MOST_ROWS) if version is None else (version + 1, 1)
-    with readable_store(config) as store:
-        keys = [r for b in store.below([(aggregate_id, bound)], most) for r in b.to_pylist()]
-    rows = {row["version"]: row["create_time"] for row in keys if version in {None, row["version"]}}
-    if not rows:
-        return Unpublished("not in the store")
-    first = max(0, min([*rows.values(), *([] if since is None else [since * 1000])]) // 1000)
-    wanted = {(aggregate_id, number) for number in rows}
-    found, searched, topics = search_topic(config, wanted, first, time.monotonic() + timeout)
-    left = tuple(sorted(number for _, number in wanted - found.keys()))
-    if not left:
-        return Unpublished("published before")
-    if topics.unread:
-        return Unpublished("not searched")
-    is_unknown = topics.is_cut and since is None
-    return Unpublished("not known" if is_unknown else "", left, searched)
-
-
-def publish(
-    config: Config, aggregate_id: str, rows: Unpublished, *, timeout: float = 60.0
-) -> tuple[int, str]:
-    """Have rows published, the lowest version first, until one is not.
-
-    Args:
-        timeout: seconds to wait for the publisher's answer, for each.
-
-    Returns:
-        How many were published, and what came of the last, as of `retry`.
-
-    Raises:
         StateError: run.paused, run.request_failed.
     """
-    state, done, outcome = StateDir(config.app.state_dir), 0, "not running"
-    for version in rows.versions if state.is_running() else ():
-        request = Request(
-            secrets.token_hex(8), "publish", aggregate_id, version, searched=rows.searched
-        )
-        answers = ask_shards(state, request, timeout)
-        outcome = "no answer" if answers is None else next(iter(answers.values()))
-        if outcome not in PUBLISHED:
-            break
-        done += outcome == "published"
-    return done, outcome
+    key = (aggregate_id, version)
+    with readable_store(config) as store:
+        batches = list(store.below([(aggregate_id, version + 1)], 1))
+    times = [
+        row["create_time"] for b in batches for row in b.to_pylist() if row["version"] == version
+    ]
+    if not times:
+        return "not in the store"
+    first = max(0, times[0] // 1000 if since is None else min(times[0] // 1000, since))
+    found, searched, topics = search_topic(config, {key}, first, time.monotonic() + timeout)
+    if key in found:
+        return "published before"
+    if topics.unread:
+        return "not searched"
+    if topics.is_cut and since is None:
+        return "not known"
+    state = StateDir(config.app.state_dir)
+    if not state.is_running():
+        return "not running"
+    request = Request(secrets.token_hex(8), "publish", *key, searched=searched)
+    answers = ask_shards(state, request, timeout)
+    return "no answer" if answers is None else next(iter(answers.values()))
 
 
 def readable_store(config: Config) -> EventStore:

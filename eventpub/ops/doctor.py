@@ -200,19 +200,13 @@ def _spark(config: Config) -> list[Check]:
 
 
 def pyspark() -> Check:
+    install = "pip install 'pyspark>=4.2'"
     try:
         version = importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
-        return Check(
-            "pyspark", "wrong", "not installed", "pip install 'pyspark>=4.2'", "spark.missing"
-        )
+        return Check("pyspark", "wrong", "not installed", install, "spark.missing")
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < (4, 2):
-        return Check(
-            "pyspark",
-            "wrong",
-            f"version {version} is too old; eventpub needs 4.2 or newer",
-            "pip install 'pyspark>=4.2'",
-            "spark.too_old",
-        )
+        too_old = f"version {version} is too old; eventpub needs 4.2 or newer"
+        return Check("pyspark", "wrong", too_old, install, "spark.too_old")
     return Check("pyspark", "ok", f"version {version}")

@@ -13,7 +13,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from eventpub.admission import Hold, SkippedGap, VersionRange
@@ -22,12 +22,11 @@ from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
 from eventpub.index import Pending, glance
 from eventpub.ops.asking import ask_running, ask_shards
-from eventpub.ops.own_topics import OwnTopics
+from eventpub.ops.lookup import OwnTopics, with_times
 from eventpub.ops.status import kind_without_answer
 from eventpub.sink.encoder import read_gap
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.times import format_time
 
 _LIST_TIMEOUT = 5.0
 """Seconds; shards that do not answer by then, as where the broker is away, are read on the disk."""
@@ -56,11 +55,6 @@ class Gaps:
 
     def skips(self) -> list[dict[str, Any]]:
         return [with_times(gap) | {"still_missing": still} for gap, still in self.skipped]
-
-
-def with_times(of: Hold | SkippedGap) -> dict[str, Any]:
-    times = {"first_seen", "next_attempt", "since", "skipped_at"}
-    return {k: format_time(v) if k in times else v for k, v in asdict(of).items()}
 
 
 DONE = {"found", "nothing is missing", "skipped", "kept"}

@@ -8,8 +8,6 @@ a replay that is run again publishes nothing twice. The topic says what is done:
 everything up to its highest version there. It takes the memory of a portion.
 """
 
-# ruff: noqa: S608 (names and numbers are this module's)
-
 from __future__ import annotations
 
 import hashlib
@@ -25,6 +23,7 @@ import pyarrow as pa
 from eventpub.admission import EVENTS, Shard, VersionRange, values
 from eventpub.config import Config, format_time
 from eventpub.errors import ConfigError, SinkError
+from eventpub.ops.dead import readable_store
 from eventpub.ops.sides import no_space_is_named, open_database, spill_folder
 from eventpub.ops.topic import committed_ends
 from eventpub.sink import faults, records
@@ -34,7 +33,7 @@ from eventpub.sink.reading import Place, own_records, read_committed
 from eventpub.sink.refusals import RecordRefusedError
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import create, list_offsets, offsets_at, partition_counts
-from eventpub.sources.mysql import EventStore, Layout
+from eventpub.sources.mysql import EventStore
 
 REPLAY = "eventpub_replay"
 """Header with the id of the replay."""
@@ -46,9 +45,6 @@ Page: TypeAlias = list[tuple[str, int, int]]
 
 _PAGE_ROWS = 20_000
 _PAGE_BYTES = 16 * 1024 * 1024
-_HIGHEST = 2**63 - 1
-_DAY = 24 * 3600 * 1_000_000
-"""µs: where an event created so much later was published, what follows it is later, too."""
 _FAILURES = 4
 """So many in a row, without an event published, end a replay."""
 _SETTLE = 30.0
@@ -60,15 +56,12 @@ _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 _TABLES = """
 CREATE TABLE event (id VARCHAR, version BIGINT, created BIGINT);
-CREATE TABLE second_pass (id VARCHAR, version BIGINT);
 CREATE TABLE done (id VARCHAR, version BIGINT)
 """
-_IN_SECOND_PASS = "AND (id, version) IN (SELECT (id, version) FROM second_pass)"
 _IN_ORDER = """
 CREATE TABLE in_order AS
 SELECT *, max(created) OVER (PARTITION BY id ORDER BY version) AS turn
 FROM (SELECT id, version, min(created) AS created FROM event GROUP BY id, version)
-WHERE created BETWEEN $first AND $last
 """
 _LEFT = """
 SELECT id, version, created FROM in_order
@@ -83,20 +76,18 @@ class Range:
 
     Attributes:
         first, last: of creation times, both included, µs.
-        aggregate_id: of one aggregate alone; None: of all.
         id: of the replay; "": made of all these.
     """
 
     first: int
     last: int
     topic: str
-    aggregate_id: str | None = None
     id: str = ""
 
     def named(self, app_id: str) -> str:
         if self.id:
             return self.id
-        parts = (app_id, self.first, self.last, self.topic, self.aggregate_id)
+        parts = (app_id, self.first, self.last, self.topic)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
@@ -130,16 +121,14 @@ def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None)
         StoreError, SinkError: the store cannot be read, or the topic not be written.
     """
     _check(config, what)
-    layout = EventStore.discover(config.store)
-    readable = config.store.model_copy(update={"allow_replica": True})
     with (
-        EventStore(readable, layout) as store,
+        readable_store(config) as store,
         spill_folder() as folder,
         closing(_Order(folder)) as order,
     ):
         partitions = _topic(config, what.topic)
         with no_space_is_named():
-            order.read(config, what, store, layout)
+            order.read(what, store)
         return _Replay(config, what, store, order, partitions).run(on_progress)
 
 
@@ -153,33 +142,16 @@ class _Order:
     def close(self) -> None:
         self._database.close()
 
-    def read(self, config: Config, what: Range, store: EventStore, layout: Layout) -> None:
+    def read(self, what: Range, store: EventStore) -> None:
         """Read the keys.
 
         A local time of an hour that the clocks repeat stands for two instants, and the table cannot
-        tell which one a row is of. The topic can: events published as of the second pass are of
-        that, all others of the first.
+        tell which one a row is of: it is of the range if either is, and published with the first.
         """
-        if what.aggregate_id is None:
-            batches = store.keys(what.first - 1, min(what.last, store.now()), None)
-        else:
-            batches = _keys_of(store, what.aggregate_id)
-        for batch in batches:
+        for batch in store.keys(what.first - 1, min(what.last, store.now()), None):
             self._add("event", *map(batch.column, ("aggregate_id", "version", "create_time")))
-        for change, back in layout.repeated:
-            if change - back <= what.last and what.first < change + back:
-                self._add("second_pass", *_published_as_second(config, change, back))
-                self._move(change, -back, back)
-                self._move(change - back, back, back, _IN_SECOND_PASS)
-        self._database.execute(_IN_ORDER, {"first": what.first, "last": what.last})
+        self._database.execute(_IN_ORDER)
         [(self.total,)] = self._database.execute("SELECT count(*) FROM in_order").fetchall()
-
-    def _move(self, begin: int, by: int, length: int, where: str = "") -> None:
-        """Change the times of the events created in so many µs from `begin` on."""
-        self._database.execute(
-            f"UPDATE event SET created = created + {by}"
-            f" WHERE created >= {begin} AND created < {begin + length} {where}"
-        )
 
     def _add(self, table: str, *columns: Any) -> None:
         portion = dict(zip(("id", "version", "created"), columns, strict=False))
@@ -196,34 +168,6 @@ class _Order:
             cursor.execute(_LEFT)
             while page := cursor.fetchmany(_PAGE_ROWS):
                 yield page
-
-
-def _keys_of(store: EventStore, aggregate_id: str) -> Iterator[pa.RecordBatch]:
-    bound: int | None = _HIGHEST
-    while bound is not None:
-        batches = list(store.below([(aggregate_id, bound)], _PAGE_ROWS))
-        yield from batches
-        bound = min((v for batch in batches for v in values(batch, "version")), default=None)
-
-
-def _published_as_second(config: Config, change: int, back: int) -> tuple[list[str], list[int]]:
-    """Aggregates and versions that the topic has with times of the second pass of an hour."""
-    sink, clients = config.sink, Clients(config.sink)
-    counts = partition_counts(clients)
-    places = [(t, n) for t in (sink.topic, sink.late_topic) for n in range(counts.get(t, 0))]
-    ids, versions, passed = [], [], set[Place]()
-    # no end by time: Kafka would find the marker of the first transaction, of when it was written
-    with closing(read_committed(clients, offsets_at(clients, places, change // 1000))) as reading:
-        for message, headers in own_records(reading, {config.app.id, *config.app.former_ids}):
-            created = records.time_of((headers.get(records.TIME) or b"").decode())
-            if change <= created < change + back:
-                ids.append(message.key().decode())
-                versions.append(int(headers[records.SEQUENCE]))
-            elif created >= change + back + _DAY:
-                passed.add((message.topic(), message.partition()))
-                if reading.unread <= passed:
-                    break
-    return ids, versions
 
 
 class _Replay:

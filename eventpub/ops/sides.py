@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from eventpub.errors import StateError
-from eventpub.ops.records import NO_TIME, hash_of_metadata, hashes
+from eventpub.ops.topic import hash_of_metadata, hashes
+from eventpub.ops.verdict import NO_TIME
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -6,19 +6,15 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eventpub import __version__
-from eventpub.config import Config, Read, format_time
+from eventpub.config import Config, format_time
 from eventpub.coordinator.status import is_ready, unanswered
 from eventpub.errors import StateError
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
-
-if TYPE_CHECKING:
-    from eventpub.sources.mysql import EventStore
 
 _ANSWERED_WITHIN = 5.0
 """Seconds in which a publisher answers; else it is frozen, or gets no CPU."""
@@ -180,66 +176,3 @@ def _progress_of(state: StateDir) -> dict[str, Any]:
             suggestion="start one with eventpub run, or set app.state_dir to its state directory",
         )
     return found
-
-
-GRACE = 10_000_000
-"""µs that an event may wait beyond `read.delay` and `read.max_wait`."""
-
-MOST_EVENTS = 100_000
-"""Events that are counted, at most: counting a long backlog costs as much as reading it."""
-
-
-@dataclass(frozen=True)
-class Behind:
-    """Events after the publisher's position that should be published by now.
-
-    Args:
-        seconds: the age of the oldest; 0: there is none.
-    """
-
-    events: int = 0
-    has_more: bool = False
-    seconds: float = 0.0
-    is_paused: bool = False
-
-    @property
-    def count(self) -> str:
-        return f"more than {self.events:,}" if self.has_more else f"{self.events:,}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return vars(self) | {"seconds": round(self.seconds, 1)}
-
-
-def measure(
-    store: EventStore, read: Read, progress: Mapping[str, Any], compared: int
-) -> Behind | None:
-    """Look at the table once more, now.
-
-    Args:
-        compared: the end of the range that was compared, µs; nothing before it counts.
-
-    Returns:
-        None where the state has no position: who has no publisher has none that is behind.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
-    if "position" not in progress:
-        return None
-    after, now = max(int(progress["position"]), compared), store.now()
-    upto = now - read.delay - read.max_wait - GRACE
-    events, oldest = 0, now
-    # more than once only where the clocks go back: what `waiting` counts must not cross that
-    while events <= MOST_EVENTS:
-        poll = store.poll(after, 0, 1, at_most=upto)
-        if not poll.has_rows:
-            break
-        first, count = store.waiting(after, poll.upper, MOST_EVENTS + 1 - events)
-        events += count
-        oldest, after = min(oldest, first), poll.upper
-    return Behind(
-        min(events, MOST_EVENTS),
-        events > MOST_EVENTS,
-        (now - oldest) / 1e6,
-        bool(progress.get("is_paused")),
-    )

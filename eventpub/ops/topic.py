@@ -1,19 +1,24 @@
 """Reading a publisher's topics: the committed records that are there now, as columns.
 
 What must hold: a partition that cannot be read to its end (a transaction that hangs open) is an
-error, never an end. Records are taken apart by code of `ops.records`, not by the sink's: what is
-said about the topic must not depend on the code that wrote it.
+error, never an end. Records are not taken apart by code of the sink's: what is said about the topic
+must not depend on the code that wrote it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub import config
-from eventpub.ops.records import DEAD, DIVERTED, EVENT, GAP, NO_TIME, Message, Rows
-from eventpub.ops.verdict import Difference
+from eventpub.ops.verdict import NO_TIME, Difference
 from eventpub.sink.client import Clients
 from eventpub.sink.faults import topic_missing
 from eventpub.sink.missing_markers import hanging
@@ -21,9 +26,31 @@ from eventpub.sink.reading import Place, Reading
 from eventpub.sink.topics import list_offsets, offsets_at, open_below, partition_counts
 from eventpub.times import format_time
 
-Chosen = Callable[[bytes], bool]
-"""Whether the aggregate with a key is looked at."""
+Message = Any  # its types say None where there is always a value
 
+EVENT, LATE, DEAD, DIVERTED, GAP = range(5)
+
+BAD_ID, BAD_SUBJECT, BAD_TIMESTAMP, BAD_ENVELOPE = 1, 2, 4, 8
+FAULTS = {
+    BAD_ID: "ce_id",
+    BAD_SUBJECT: "ce_subject",
+    BAD_TIMESTAMP: "timestamp",
+    BAD_ENVELOPE: "ce_specversion or ce_source",
+}
+
+LEFT_OUT = 2
+"""Instead of the hash of what a dead letter left out because it was too large."""
+
+_NUMBERS = (
+    "version", "to_version", "kind", "partition", "offset", "faults", "crc", "create_time",
+    "payload", "type", "metadata",
+)  # fmt: skip
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_NOTHING = object()
+_NULL = ("null",)  # hash(None) is not the same in all processes
+_EMPTY_HASH = hash(frozenset())
+_ENVELOPE = 7  # the headers that every event has
 _CALL_SECONDS = 8.0
 _STALL_SECONDS = 60.0
 _CHUNK = 2_000
@@ -108,7 +135,6 @@ class TopicReader:
     def read(
         self,
         spans: Mapping[Place, tuple[int, int]],
-        chosen: Chosen | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[pa.Table]:
         """The records of some partitions from an offset up to another, in chunks.
@@ -128,9 +154,6 @@ class TopicReader:
                 self.records += len(chunk)
                 rows = Rows(self._sources)
                 for message in chunk:
-                    key = message.key()
-                    if chosen is not None and key is not None and not chosen(key):
-                        continue
                     if problem := rows.add(message, kind):
                         self._add_foreign(message, problem)
                 yield rows.table()
@@ -162,3 +185,164 @@ def committed_ends(clients: Clients, places: list[Place], patience: float) -> di
     for place, stable in open_below(clients, ends, patience, timeout=_CALL_SECONDS).items():
         raise hanging(clients.sink, place, stable, ends[place], patience)
     return ends
+
+
+class Rows:
+    """Records as they are read; `table` turns them into columns.
+
+    The columns `payload`, `type` and `metadata` are Python's hashes: equal in all processes that
+    have the same PYTHONHASHSEED.
+
+    Args:
+        sources: the application's ids, now and before, one of which every event names.
+    """
+
+    def __init__(self, sources: Collection[str]) -> None:
+        self._sources = frozenset(source.encode() for source in sources)
+        self._ids: list[str] = []
+        self._numbers: list[tuple[int, ...]] = []
+
+    def add(self, message: Message, kind: int) -> str | None:
+        """Take a record of a topic.
+
+        Args:
+            kind: EVENT, or that of the side topic.
+
+        Returns:
+            Why no publisher of ours can have written it, or None.
+        """
+        return self._add_gap(message) if kind == GAP else self._add_event(message, kind)
+
+    def _add_event(self, message: Message, kind: int) -> str | None:
+        headers = message.headers() or []
+        by_name: dict[str, bytes | None] = dict(headers)
+        key = message.key()
+        sequence = by_name.get("ce_sequence")
+        if key is None or sequence is None:
+            if kind == DEAD:  # a row without identity: there is nothing to compare it with
+                return None
+            return "it has no key" if key is None else "it has no header ce_sequence"
+        try:
+            version = int(sequence)
+            aggregate_id = key.decode()
+        except ValueError:
+            return "its key is not UTF-8 or its ce_sequence is not a number"
+        if not -(1 << 63) <= version < 1 << 63:
+            return "its ce_sequence is out of range"
+        created = _micros(by_name.get("ce_time"))
+        if created == NO_TIME and kind != DEAD:
+            return "its ce_time is not RFC 3339 in UTC with microseconds"
+        faults = 0
+        if by_name.get("ce_id") != key + b"/" + sequence:
+            faults |= BAD_ID
+        if by_name.get("ce_subject") != key:
+            faults |= BAD_SUBJECT
+        if by_name.get("ce_specversion") != b"1.0" or by_name.get("ce_source") not in self._sources:
+            faults |= BAD_ENVELOPE
+        if created != NO_TIME and not _is_stamped(message.timestamp()[1], created):
+            faults |= BAD_TIMESTAMP
+        if "eventpub_late" in by_name and kind == EVENT:
+            kind = LATE
+        plain = _ENVELOPE + ("content-type" in by_name) + (kind == LATE)
+        metadata = _EMPTY_HASH if len(headers) == plain else _hash_of_metadata_headers(headers)
+        value = message.value()
+        payload, type_ = 1 if value is None else hash(value), hash(by_name.get("ce_type") or b"")
+        if kind == DEAD:
+            metadata = hash_of_metadata(by_name.get("eventpub_metadata"))
+            payload, type_, metadata = (
+                LEFT_OUT if f"eventpub_{name}_bytes" in by_name else known
+                for name, known in (("payload", payload), ("type", type_), ("metadata", metadata))
+            )
+        self._ids.append(aggregate_id)
+        self._numbers.append(
+            (
+                version, 0, kind, message.partition(), message.offset(), faults, zlib.crc32(key),
+                created, payload, type_, metadata,
+            )
+        )  # fmt: skip
+        return None
+
+    def _add_gap(self, message: Message) -> str | None:
+        try:
+            gap = json.loads(message.value() or b"")
+            versions = (int(gap["from_version"]), int(gap["to_version"]))
+            np.array(versions, np.int64)
+            aggregate_id = str(gap["aggregate_id"])
+            aggregate_id.encode()
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+            return "it is not a recorded skip"
+        self._ids.append(aggregate_id)
+        place = (message.partition(), message.offset())
+        self._numbers.append((*versions, GAP, *place, 0, 0, NO_TIME, 0, 0, 0))
+        return None
+
+    def table(self) -> pa.Table:
+        """All records that were taken, as the table `topic` of `Sides` has them."""
+        columns = np.array(self._numbers, np.int64).reshape(-1, len(_NUMBERS)).T
+        ids = pa.array(self._ids, pa.string())
+        return pa.table({"id": ids} | dict(zip(_NUMBERS, columns, strict=True)))
+
+
+def _micros(time: bytes | None) -> int:
+    """Microseconds of RFC 3339 in UTC with six decimals; NO_TIME of all else."""
+    if time is None or len(time) != 27 or not time.endswith(b"Z"):
+        return NO_TIME
+    try:
+        return (datetime.fromisoformat(time.decode()) - _EPOCH) // _MICROSECOND
+    except ValueError:
+        return NO_TIME
+
+
+def _is_stamped(timestamp: int, created: int) -> bool:
+    """Whether a record's timestamp (ms) may be that of an event created at `created` (µs)."""
+    latest = max(created // 1000, 1)
+    # an event whose time lay in the future has the time of its publication
+    return timestamp == latest or 0 < timestamp < latest
+
+
+def hashes(values: Sequence[bytes | None]) -> npt.NDArray[np.int64]:
+    """The hash of each value; NULL has one that differs from any value's."""
+    return np.fromiter((1 if v is None else hash(v) for v in values), np.int64, len(values))
+
+
+def _hash_of_metadata_headers(headers: Sequence[tuple[str, bytes | None]]) -> int:
+    """The hash of the headers that come from a row's metadata."""
+    return _hash_of_pairs([(n, v) for n, v in headers if not _is_reserved(n)])
+
+
+def _is_reserved(name: str) -> bool:
+    return name == "content-type" or name.startswith(("ce_", "eventpub_"))
+
+
+def _hash_of_pairs(pairs: Collection[tuple[str, bytes | None]]) -> int:
+    return hash(frozenset((name, _NULL if value is None else value) for name, value in pairs))
+
+
+def hash_of_metadata(octets: bytes | None) -> int:
+    """The hash of a row's metadata, by the documented rules of how they become headers."""
+    if not octets:
+        return _EMPTY_HASH
+    try:
+        data = json.loads(octets.decode())
+    except (ValueError, RecursionError):
+        data = _NOTHING
+    if data is None:
+        return _EMPTY_HASH
+    if not isinstance(data, Mapping):
+        return _hash_of_pairs([("metadata", octets)])
+    pairs: list[tuple[str, bytes | None]] = []
+    for name, value in data.items():
+        if name == "content-type":
+            continue
+        renamed = f"metadata_{name}" if _is_reserved(name) else name
+        sent = renamed.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
+        pairs.append((sent.decode(), _header_bytes(value)))
+    return _hash_of_pairs(pairs)
+
+
+def _header_bytes(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return str(value).encode(errors="replace")

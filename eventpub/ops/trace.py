@@ -10,45 +10,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from eventpub.admission import Hold, SkippedGap, VersionRange, in_ranges
+from eventpub.admission import Hold, SkippedGap, VersionRange, in_ranges, topic_partition
 from eventpub.config import Config
 from eventpub.errors import ConfigError
+from eventpub.ops.asking import ask_running
 from eventpub.ops.dead import OF_ANOTHER, readable_store
-from eventpub.ops.gaps import missing_versions, with_times
-from eventpub.ops.trace_lookup import (
+from eventpub.ops.gaps import missing_versions, pending
+from eventpub.ops.lookup import (
     HIGHEST,
     LOWEST,
     Found,
-    Publisher,
     Stored,
     Topics,
-    ask_publisher,
+    shown_record,
+    shown_row,
     stored_rows,
+    with_times,
 )
 from eventpub.sink.records import timestamp
 from eventpub.sources.mysql import EventStore
+from eventpub.state import StateDir
 from eventpub.terminal import named_versions
-from eventpub.times import format_time
-
-Verdict: TypeAlias = Literal[
-    "published",
-    "held",
-    "waiting",
-    "skipped",
-    "late",
-    "dead",
-    "baseline",
-    "invalid",
-    "missing",
-    "unknown",
-]
-"""published: on the topic. late: published, diverted or dropped after its version was skipped.
-dead: a dead letter. skipped: given up. baseline: created before the start, never published.
-invalid: its row has no time by which it could be read. held: its aggregate waits for a version.
-waiting: younger than what is read so far. missing: it is not where it should be. unknown: nothing
-is known of it, or the time did not suffice."""
+from eventpub.times import format_time, parse_time
 
 
 @dataclass(frozen=True)
@@ -56,12 +41,18 @@ class Traced:
     """One version.
 
     Attributes:
+        verdict: "published": on the topic. "late": published, diverted or dropped after its version
+            was skipped. "dead": a dead letter. "skipped": given up. "baseline": created before the
+            start, never published. "invalid": its row has no time by which it could be read.
+            "held": its aggregate waits for a version. "waiting": younger than what is read so far.
+            "missing": it is not where it should be. "unknown": nothing is known of it, or the time
+            did not suffice.
         note: the verdict in a sentence, where the word does not say all.
         hold: the hold of its aggregate, if this version waits or is waited for.
     """
 
     version: int
-    verdict: Verdict
+    verdict: str
     note: str = ""
     stored: Stored | None = None
     found: tuple[Found, ...] = ()
@@ -79,8 +70,8 @@ class Traced:
             "version": self.version,
             "verdict": self.verdict,
             "note": self.note,
-            "stored": self.stored and self.stored.to_dict(),
-            "records": [found.to_dict() for found in self.found],
+            "stored": self.stored and shown_row(self.stored),
+            "records": [shown_record(found) for found in self.found],
             "hold": self.hold and with_times(self.hold),
             "skip": self.skip and with_times(self.skip),
         }
@@ -170,37 +161,30 @@ def trace(
     except UnicodeEncodeError:
         raise ConfigError("cli.usage", "the aggregate id is not UTF-8", where="ID") from None
     topics = Topics(config, aggregate_id, timeout)
-    publisher = ask_publisher(config, aggregate_id, topics.partitions)
-    if topics.partitions:
-        topics.read_sides()
+    publisher = _ask_publisher(config, aggregate_id, topics.partitions)
+    topics.read_sides()
     with readable_store(config) as store:
-        now = store.now()
-        span = range(0)
-        if version is None:
-            span = _known(config, store, aggregate_id, publisher.hold)
-        others = {v for v in topics.by_version if v not in span}
+        now, hold = store.now(), publisher.hold
+        span = range(0) if version is not None else _known(config, store, aggregate_id, hold)
 
         def last() -> list[int]:
+            """The versions that are shown."""
             if version is not None:
                 return [version]
-            return sorted({*span[-limit:], *sorted(others)[-limit:]})[-limit:]
+            others = sorted(v for v in topics.by_version if v not in span)
+            return sorted([*span[-limit:], *others[-limit:]])[-limit:]
 
         versions = last()
         stored, oldest = stored_rows(store, aggregate_id, versions)
-        hold = publisher.hold
         waits_for = None if hold is None or hold.catching_up else missing_versions(store, hold)
     judge = _Judge(config, topics, publisher, now)
-    if topics.partitions:
-        if oldest is not None:
-            letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]
-            oldest = min([oldest, *(letter.timestamp * 1000 for letter in letters)])
-        topics.read_events(set(versions) or None, oldest)
-        topics.read_older_events(
-            {v for v in versions if judge.misses(v, stored.get(v), version is not None)}
-        )
-        if not versions:
-            others = set(topics.by_version)
-            versions = last()
+    if oldest is not None:
+        letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]
+        oldest = min([oldest, *(letter.timestamp * 1000 for letter in letters)])
+    topics.read_events(versions or None, oldest)
+    is_one = version is not None
+    topics.read_older_events([v for v in versions if judge.misses(v, stored.get(v), is_one)])
+    versions = versions or last()
     notes = _notes(config, topics, publisher, timeout)
     if not (stored or topics.by_version) and len(columns := config.store.columns.aggregate_id) > 1:
         notes.append(f"an aggregate's id is {'|'.join(columns)} (in each, % is %25 and | is %7C)")
@@ -211,10 +195,47 @@ def trace(
         publisher.position,
         notes,
         # len() is for less than 2^63
-        span.stop - span.start + len(others) if version is None else None,
+        None if is_one else span.stop - span.start + sum(v not in span for v in topics.by_version),
         waits_for,
         not topics.own.unread,
     )
+
+
+@dataclass(frozen=True)
+class _Publisher:
+    """What the publisher says, or its state where none runs."""
+
+    is_running: bool
+    position: int | None
+    start: int
+    hold: Hold | None
+    skipped: list[tuple[int, int]]
+
+
+def _ask_publisher(config: Config, aggregate_id: str, partitions: int) -> _Publisher:
+    """Ask the running publisher, or read its state where none runs.
+
+    Args:
+        partitions: of the topic; 0: there is no topic yet.
+
+    Raises:
+        StateError: the state cannot be read.
+    """
+    state = StateDir(config.app.state_dir)
+    is_running = state.is_running()
+    kept = (state.read(state.progress_file) if is_running else state.read_progress()) or {}
+    start = (state.read(state.start_file) or {}).get("position")
+    if start is None and config.read.start not in {"beginning", "now"}:
+        start = parse_time(config.read.start)
+    position = kept.get("position")
+    status = ask_running(state, "status")
+    if status is not None and status["shards"] and partitions:
+        shards = {shard["shard"]: shard["position"] for shard in status["shards"]}
+        own = topic_partition(aggregate_id, partitions) % len(shards)
+        position = shards.get(own) or position
+    found, _ = pending(config, state, 0, (aggregate_id,))
+    hold, skipped = next(iter(found.holds), None), found.skipped.get(aggregate_id, [])
+    return _Publisher(status is not None, position, int(start or 0), hold, skipped)
 
 
 def _known(config: Config, store: EventStore, aggregate_id: str, hold: Hold | None) -> range:
@@ -227,7 +248,7 @@ def _known(config: Config, store: EventStore, aggregate_id: str, hold: Hold | No
 
 
 class _Judge:
-    def __init__(self, config: Config, topics: Topics, publisher: Publisher, now: int) -> None:
+    def __init__(self, config: Config, topics: Topics, publisher: _Publisher, now: int) -> None:
         self._config = config
         self._topics = topics
         self._publisher = publisher
@@ -266,9 +287,7 @@ class _Judge:
         is_due = position is None or (stored.create_time or 0) <= position
         return traced.verdict in {"missing", "waiting", "unknown", "invalid"} and is_due
 
-    def _on_topics(
-        self, found: Sequence[Found], stored: Stored | None
-    ) -> tuple[Verdict, str] | None:
+    def _on_topics(self, found: Sequence[Found], stored: Stored | None) -> tuple[str, str] | None:
         sink = self._config.sink
         events = [f for f in found if f.topic == sink.topic]
         letters = [f.reason or "" for f in found if f.topic == sink.dead_topic]
@@ -287,7 +306,7 @@ class _Judge:
             return "late", f"diverted to {sink.late_topic}"
         return ("dead", letters[-1]) if letters else None
 
-    def _not_on_topics(self, traced: Traced) -> tuple[Verdict, str]:
+    def _not_on_topics(self, traced: Traced) -> tuple[str, str]:
         stored, hold = traced.stored, traced.hold
         if traced.skip is not None:
             return self._skipped(traced, traced.skip)
@@ -315,7 +334,7 @@ class _Judge:
             )
         return ""
 
-    def _skipped(self, traced: Traced, skip: SkippedGap) -> tuple[Verdict, str]:
+    def _skipped(self, traced: Traced, skip: SkippedGap) -> tuple[str, str]:
         when = f"skipped at {format_time(skip.skipped_at)} ({skip.reason})"
         if traced.stored is None:
             return "skipped", when
@@ -325,7 +344,7 @@ class _Judge:
             return "late", f"{when}, and dropped when it came (gaps.late)"
         return "skipped", when
 
-    def _in_store_only(self, stored: Stored) -> tuple[Verdict, str]:
+    def _in_store_only(self, stored: Stored) -> tuple[str, str]:
         publisher, created = self._publisher, stored.create_time or 0
         position, horizon = publisher.position, self._config.recount.horizon
         if created <= publisher.start:
@@ -342,7 +361,7 @@ class _Judge:
         return "missing", "it should be on the topic: see `eventpub verify`"
 
 
-def _held(hold: Hold, stored: Stored | None) -> tuple[Verdict, str]:
+def _held(hold: Hold, stored: Stored | None) -> tuple[str, str]:
     if hold.catching_up:
         return "held", "more events were waiting than one transaction may hold"
     waits = (
@@ -352,7 +371,7 @@ def _held(hold: Hold, stored: Stored | None) -> tuple[Verdict, str]:
     return ("missing", f"the aggregate {waits}") if stored is None else ("held", waits)
 
 
-def _notes(config: Config, topics: Topics, publisher: Publisher, timeout: float) -> list[str]:
+def _notes(config: Config, topics: Topics, publisher: _Publisher, timeout: float) -> list[str]:
     notes = []
     if not publisher.is_running:
         notes.append("no publisher answers: holds and read position are as of when it ended")

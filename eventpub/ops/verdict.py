@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eventpub.admission.model import Shard
-from eventpub.config import format_time
-from eventpub.ops.records import NO_TIME
-from eventpub.ops.status import Behind
+from eventpub.config import Read, format_time
+
+if TYPE_CHECKING:
+    from eventpub.sources.mysql import EventStore
+
+NO_TIME = -(1 << 63)
+"""Instead of the µs of a time that cannot be read."""
 
 SHOWN = 20
 """Differences of a kind that are listed one by one."""
@@ -20,8 +21,11 @@ KINDS = ("missing", "repeated", "out_of_order", "altered", "extra", "doubled", "
 """What is counted. Events that are held are no difference: they wait for a version that is not in
 the store, and no longer than the publisher does."""
 
-_RESIDUES = 1_000_003
-"""A prime: what is chosen by it does not depend on partitions and shards."""
+GRACE = 10_000_000
+"""µs that an event may wait beyond `read.delay` and `read.max_wait`."""
+
+MOST_EVENTS = 100_000
+"""Events that are counted, at most: counting a long backlog costs as much as reading it."""
 
 
 @dataclass(frozen=True)
@@ -53,37 +57,24 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One aggregate in `one_in`, chosen by hash, with all its rows and records."""
+class Behind:
+    """Events after the publisher's position that should be published by now.
 
-    one_in: int
+    Args:
+        seconds: the age of the oldest; 0: there is none.
+    """
 
-    @property
-    def share(self) -> float:
-        return -(-_RESIDUES // self.one_in) / _RESIDUES
-
-    @property
-    def may_have_missed(self) -> int:
-        """With this many faulty aggregates or fewer, it may be (by more than 5%) that none was
-        compared; of more, at least one is with a confidence of 95%."""
-        return math.floor(math.log(0.05) / math.log1p(-self.share))
-
-    def chooses(self, key: bytes) -> bool:
-        """Whether an aggregate is compared; the store computes the same (`shard`)."""
-        return zlib.crc32(key) % _RESIDUES % self.one_in == 0
+    events: int = 0
+    has_more: bool = False
+    seconds: float = 0.0
+    is_paused: bool = False
 
     @property
-    def shard(self) -> Shard:
-        """The same aggregates as a condition of the store's."""
-        return Shard(0, self.one_in, _RESIDUES)
+    def count(self) -> str:
+        return f"more than {self.events:,}" if self.has_more else f"{self.events:,}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "one_in": self.one_in,
-            "share": round(self.share, 6),
-            "may_have_missed": self.may_have_missed,
-            "confidence": 0.95,
-        }
+        return vars(self) | {"seconds": round(self.seconds, 1)}
 
 
 @dataclass
@@ -115,7 +106,6 @@ class Verdict:
     )
     skips: int = 0
     notes: list[str] = field(default_factory=list)
-    sample: Sample | None = None
     behind: Behind | None = None
 
     @property
@@ -153,7 +143,6 @@ class Verdict:
             "skips": self.skips,
             "examples": {k: [d.to_dict() for d in v] for k, v in self.examples.items()},
             "notes": self.notes,
-            "sample": None if self.sample is None else self.sample.to_dict(),
             "behind": None if self.behind is None else self.behind.to_dict(),
         }
 
@@ -170,3 +159,38 @@ class Progress:
     rows: int
     records: int
     done: float
+
+
+def measure(
+    store: EventStore, read: Read, progress: Mapping[str, Any], compared: int
+) -> Behind | None:
+    """Look at the table once more, now.
+
+    Args:
+        compared: the end of the range that was compared, µs; nothing before it counts.
+
+    Returns:
+        None where the state has no position: who has no publisher has none that is behind.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    if "position" not in progress:
+        return None
+    after, now = max(int(progress["position"]), compared), store.now()
+    upto = now - read.delay - read.max_wait - GRACE
+    events, oldest = 0, now
+    # more than once only where the clocks go back: what `waiting` counts must not cross that
+    while events <= MOST_EVENTS:
+        poll = store.poll(after, 0, 1, at_most=upto)
+        if not poll.has_rows:
+            break
+        first, count = store.waiting(after, poll.upper, MOST_EVENTS + 1 - events)
+        events += count
+        oldest, after = min(oldest, first), poll.upper
+    return Behind(
+        min(events, MOST_EVENTS),
+        events > MOST_EVENTS,
+        (now - oldest) / 1e6,
+        bool(progress.get("is_paused")),
+    )

@@ -15,10 +15,8 @@ not taken for one that has published everything.
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
@@ -28,18 +26,17 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Event
-from typing import IO
+from typing import IO, Any
 
-from eventpub.config import Config, format_time
-from eventpub.errors import ConfigError
+from eventpub.config import Config, format_time, parse_time
+from eventpub.errors import ConfigError, StateError
 from eventpub.ops.comparison import MOST_LOOKED_UP, Rules, compare, differences
 from eventpub.ops.sides import Sides, no_space_is_named, spill_folder, store_columns
-from eventpub.ops.status import GRACE, measure
 from eventpub.ops.topic import TopicReader
-from eventpub.ops.verdict import KINDS, Progress, Sample, Verdict
-from eventpub.ops.verify_range import compared_range, read_state, whole_hours
+from eventpub.ops.verdict import GRACE, KINDS, Progress, Verdict, measure
 from eventpub.sink.reading import Place
 from eventpub.sources.mysql import EventStore
+from eventpub.state import StateDir
 from eventpub.terminal import counted
 
 _SECONDS_BETWEEN = 0.2
@@ -50,7 +47,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     *,
     first: int | None = None,
     last: int | None = None,
-    sample: int | None = None,
     differences: Path | None = None,
     former_partitions: Sequence[int] = (),
     patience: float = 15.0,
@@ -81,35 +77,36 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     # what a replica has not applied yet is shown as what it is
     readable = config.store.model_copy(update={"allow_replica": True})
     config = config.model_copy(update={"store": readable})
-    first, last, widened = whole_hours(config, layout.zone, first, last)
-    former = tuple(former_partitions or read_state(config, "progress.json").get("numbers", ()))
+    former = tuple(former_partitions or _read_state(config, "progress.json").get("numbers", ()))
     ids = (config.app.id, *config.app.former_ids)
-    reader = TopicReader(config.sink, ids, patience, first=first, last=last)
-    chosen = None if sample is None else Sample(sample)
+    # an event of an hour that the clocks repeat may be on the topic with its other time
+    longest = max((back for _, back in layout.repeated), default=0)
+    since = None if first is None else first - longest
+    reader = TopicReader(config.sink, ids, patience, first=since, last=last)
     with (
         nullcontext() if differences is None else _opened(differences) as listed,
         spill_folder() as folder,
         EventStore(config.store, layout) as store,
         _without_garbage_collection(),
     ):
-        after, upto, notes = compared_range(config, store, first, last)
+        after, upto, notes = _compared_range(config, store, first, last)
         spans = reader.spans()
         rules = Rules(
             numbers=(*(n for n in former if n != reader.partitions), reader.partitions),
             late_policy=config.gaps.late,
-            clock_changes={back for _, back in layout.repeated},
+            clock_changes=layout.repeated,
             first_version=config.store.first_version,
             held_since=_held_since(config, store.now()),
         )
         with Sides(folder, after, upto) as sides:
-            run = _Run(store, reader, sides, rules=rules, sample=chosen, on_progress=on_progress)
+            run = _Run(store, reader, sides, rules, on_progress)
             with no_space_is_named():
                 verdict = run.compare(spans, wait)
             if listed is not None:
                 _write_differences(listed, sides, reader)
-        verdict.notes = [*widened, *notes]
+        verdict.notes = notes
         if last is None:
-            progress = read_state(config, "progress.json")  # as it is by now
+            progress = _read_state(config, "progress.json")  # as it is by now
             verdict.behind = measure(store, config.read, progress, verdict.last)
             verdict.notes += _of_other_times(store)
     _note_topic(reader, verdict)
@@ -141,9 +138,9 @@ def _held_since(config: Config, now: int) -> int:
     gaps, read = config.gaps, config.read
     attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
     longest = attempts + read.delay + read.max_wait + GRACE
-    started = read_state(config, "status.json").get("started_at")
+    started = _read_state(config, "status.json").get("started_at")
     has_just_begun = isinstance(started, float | int) and time.time() - started < longest / 1e6
-    if has_just_begun and read_state(config, "progress.json").get("holds"):
+    if has_just_begun and _read_state(config, "progress.json").get("holds"):
         return 0
     return now - longest
 
@@ -153,19 +150,16 @@ class _StoppedError(Exception):
 
 
 class _Run:
-    def __init__(  # noqa: PLR0913 (both sides, and how they are compared)
+    def __init__(
         self,
         store: EventStore,
         reader: TopicReader,
         sides: Sides,
-        *,
         rules: Rules,
-        sample: Sample | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._store, self._reader, self._sides = store, reader, sides
-        self._rules, self._sample = rules, sample
-        self._on_progress = on_progress
+        self._rules, self._on_progress = rules, on_progress
         self._stop = Event()
         self._rows = 0
         self._done = {"store": 0.0, "topic": 0.0}
@@ -197,7 +191,7 @@ class _Run:
 
     def _compared(self) -> Verdict:
         sides = self._sides
-        verdict = Verdict(sides.after + 1, sides.upto, sample=self._sample)
+        verdict = Verdict(sides.after + 1, sides.upto)
         self._beside(
             "comparing", lambda: compare(sides, verdict, self._rules, self._store.existing)
         )
@@ -205,9 +199,8 @@ class _Run:
 
     def _read_store(self) -> None:
         side, sides = self._sides.store, self._sides
-        shard = None if self._sample is None else self._sample.shard
         begin: int | None = None
-        for batch in self._store.window(sides.after, sides.upto, shard):
+        for batch in self._store.window(sides.after, sides.upto, None):
             self._check_stopped()
             side.add(store_columns(batch))
             self._rows += batch.num_rows
@@ -218,9 +211,9 @@ class _Run:
         self._done["store"] = 1.0
 
     def _read_topic(self, spans: Mapping[Place, tuple[int, int]]) -> None:
-        side, chosen = self._sides.topic, None if self._sample is None else self._sample.chooses
+        side = self._sides.topic
         offsets = sum(end - first for first, end in spans.values())
-        for records in self._reader.read(spans, chosen, self._check_stopped):
+        for records in self._reader.read(spans, self._check_stopped):
             side.add(records)
             self._done["topic"] = min(1.0, self._reader.records / max(1, offsets))
         side.flush()
@@ -259,6 +252,8 @@ class _Run:
 
 
 def _write_differences(listed: IO[str], sides: Sides, reader: TopicReader) -> None:
+    if listed.seekable() and not listed.name.startswith("/dev/"):  # a file of former ones
+        listed.truncate(0)
     found = ((kind, one) for kind in KINDS for one in differences(sides, kind))
     for kind, one in chain(found, (("extra", one) for one in reader.foreign)):
         line = json.dumps({"kind": kind, **one.to_dict()}, ensure_ascii=False)
@@ -267,25 +262,10 @@ def _write_differences(listed: IO[str], sides: Sides, reader: TopicReader) -> No
 
 @contextmanager
 def _opened(file: Path) -> Iterator[IO[str]]:
-    """A file for the differences; it gets its name once the comparison has come to its end.
-
-    What is no ordinary file, such as /dev/stdout, is appended to.
-    """
+    """A file for the differences: what is in it is kept until they are known."""
     try:
-        if file.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if file.exists() and (not file.is_file() or _is_ours(file)):
-            with file.open("a", encoding="utf-8") as listed:
-                yield listed
-            return
-        file = file.resolve()  # the file behind a link, not the link
-        unfinished = file.with_name(f"{file.name}.part")
-        try:
-            with unfinished.open("w", encoding="utf-8") as listed:
-                yield listed
-            unfinished.replace(file)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with file.open("a", encoding="utf-8") as listed:
+            yield listed
     except OSError as error:
         raise ConfigError(
             "verify.not_writable",
@@ -294,11 +274,6 @@ def _opened(file: Path) -> Iterator[IO[str]]:
             suggestion="name a file in an existing folder that you may write to, on a disk with"
             " free space",
         ) from error
-
-
-def _is_ours(file: Path) -> bool:
-    about = file.stat()
-    return any(os.path.samestat(about, os.fstat(descriptor)) for descriptor in (1, 2))
 
 
 def _of_other_times(store: EventStore) -> Iterator[str]:
@@ -310,7 +285,7 @@ def _of_other_times(store: EventStore) -> Iterator[str]:
     if never := store.never_read():
         yield (
             f"not read: {counted(never, 'row')} with a create_time before 1970-01-01 00:00:01, or"
-            " none (a zero date); eventpub publish ID publishes those that have one"
+            " none (a zero date); eventpub publish ID VERSION publishes one that has a time"
         )
 
 
@@ -323,3 +298,62 @@ def _note_topic(reader: TopicReader, verdict: Verdict) -> None:
             f"{len(reader.truncated)} partitions of the topic no longer have their first records"
             " (retention): what was published there counts as missing unless --from is later"
         )
+
+
+def _read_state(config: Config, name: str) -> dict[str, Any]:
+    """A file of the publisher's state; empty where it cannot be read: others may compare, too."""
+    state = StateDir(config.app.state_dir)
+    try:
+        return state.read(state.root / name) or {}
+    except StateError:
+        return {}
+
+
+def _start(config: Config) -> int | None:
+    start = _read_state(config, "start.json").get("position")
+    if start is not None:
+        return int(start)
+    if config.read.start == "now":
+        return None
+    return 0 if config.read.start == "beginning" else parse_time(config.read.start)
+
+
+def _compared_range(
+    config: Config, store: EventStore, first: int | None, last: int | None
+) -> tuple[int, int, list[str]]:
+    notes: list[str] = []
+    if first is not None:
+        after = first - 1
+    elif (start := _start(config)) is not None:
+        after = start
+    else:
+        raise ConfigError(
+            "verify.start_unknown",
+            "read.start is 'now' and the publisher's state does not say when that was",
+            where="app.state_dir",
+            suggestion="give --from, or run this where the publisher's app.state_dir is",
+        )
+    progress = _read_state(config, "progress.json")
+    if last is not None:
+        upto = last
+    elif "position" in progress:
+        upto = int(progress["position"])
+        if holds := progress.get("holds"):
+            notes.append(f"{holds} aggregates are held: their events are not published yet")
+    else:
+        upto = store.now() - config.read.delay
+        lacking = f"no publisher's position in {config.app.state_dir}"
+        notes.append(f"{lacking}: compared up to the boundary")
+    if upto <= after and last is None and first is not None:
+        # nothing was written since, or the publisher is behind, which is found afterwards
+        last = store.now() - config.read.delay
+        notes.append("the publisher has not reached any event created since --from")
+    if last is not None and last <= after:
+        raise ConfigError(
+            "verify.empty_range",
+            f"the range from {format_time(after + 1)} to {format_time(last)} is empty",
+            where="--from, --to",
+            suggestion="give a --from that is before --to, and in the past, and a --to after the"
+            " publisher's start",
+        )
+    return after, max(upto, after), notes

@@ -140,9 +140,9 @@ def test_several_problems_are_in_one_answer(configured: Path) -> None:
 
 
 def test_a_flag_names_itself_in_errors(configured: Path) -> None:
-    done = eventpub("run", "--delay", "soon", cwd=configured)
+    done = eventpub("run", "--shards", "some", cwd=configured)
     assert done.returncode == 2
-    assert "(flag --delay)" in done.stderr
+    assert "(flag --shards)" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -442,21 +442,6 @@ def test_gaps_are_shown_in_words(configured: Path) -> None:
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[-1] for row in rows if row[0] == "gone"] == ["yes"]
     assert [row[-1] for row in rows if row[0] == "back"] == ["no"]
-
-
-def test_a_pipe_gets_a_line_each_second_of_what_is_watched(configured: Path) -> None:
-    """They went to stderr: `status --watch | head -3` never ended."""
-    piped = into_head(configured, "status --watch", 3)
-    *lines, status = piped.stdout.splitlines()
-    assert lines == ["no publisher has run on this state directory"] * 3
-    assert (status, piped.stderr) == ("141", "")
-
-
-def test_watching_is_refused_where_one_object_is_wanted(configured: Path) -> None:
-    done = eventpub("status", "--watch", "--json", cwd=configured)
-    answer = envelope(done)
-    assert (done.returncode, answer["error"]["code"]) == (2, "cli.usage")
-    assert "--watch" in answer["error"]["message"]
 
 
 def test_a_width_that_is_none_is_as_if_it_was_not_set(

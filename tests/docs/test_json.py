@@ -15,9 +15,9 @@ from eventpub.channel import Request
 from eventpub.cli import main
 from eventpub.ops.dead import Letter, Letters
 from eventpub.ops.gaps import Gaps
+from eventpub.ops.lookup import Found, Stored
 from eventpub.ops.status import Standing
 from eventpub.ops.trace import Trace, Traced
-from eventpub.ops.trace_lookup import Found, Stored
 from tests.docs.pages import ROOT
 from tests.in_process import commands_run_in
 from tests.ops.documents import document

@@ -18,8 +18,8 @@ import pytest
 from eventpub.admission.model import EVENTS
 from eventpub.config import format_time
 from eventpub.ops.comparison import LookUp, Rules, compare
-from eventpub.ops.records import GAP, Rows, hash_of_metadata
 from eventpub.ops.sides import Sides, store_columns
+from eventpub.ops.topic import GAP, Rows, hash_of_metadata
 from eventpub.ops.verdict import KINDS, Verdict
 
 PARTITIONS = 8
@@ -414,15 +414,26 @@ def test_extreme_versions_are_compared() -> None:
 def test_an_hour_that_was_lived_twice_may_show_a_row_at_both_times() -> None:
     hour = 900_000
     world = World([A[0], replace(A[0], time=A[0].time + hour)])
-    verdict = world.publish(replace(A[0], time=A[0].time + hour)).verify(clock_changes={hour})
+    verdict = world.publish(replace(A[0], time=A[0].time + hour)).verify(
+        clock_changes={(A[0].time + hour, hour)}
+    )
     assert verdict.ok
     assert verdict.events == 1
+
+
+def test_an_event_of_an_hour_that_was_lived_twice_may_have_either_of_its_times() -> None:
+    hour = 900_000
+    for change, is_ok in ((A[0].time + hour, True), (A[0].time - hour, False)):
+        later = replace(A[0], time=A[0].time + hour)
+        verdict = World(A[:1]).publish(later).verify(clock_changes={(change, hour)})
+        assert verdict.ok == is_ok
+        assert found(verdict) == ({} if is_ok else {"altered": [("a", 1)]})
 
 
 @pytest.mark.parametrize("other", [{}, {"payload": b"other"}, {"time": START + 1}])
 def test_a_second_row_of_a_version_is_a_difference(other: dict[str, Any]) -> None:
     world = World([*A, replace(A[0], **other)]).publish(*A)
-    verdict = world.verify(clock_changes={3_600_000_000})
+    verdict = world.verify(clock_changes={(START + 10_000_000, 3_600_000_000)})
     assert verdict.counts == dict.fromkeys(KINDS, 0) | {"doubled": 1}
     assert verdict.events == len(A)
     assert [d.name for d in verdict.examples["doubled"]] == ["a/1"]

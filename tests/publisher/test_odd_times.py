@@ -128,9 +128,9 @@ def test_rows_that_are_never_read_are_named_by_status_doctor_and_verify(
     commit(database, "now", 1)
     publisher.until_published("now", [1])
     eventually(lambda: times_of(publisher).startswith("5 rows with a create_time before"), 90)
-    publisher.answer(0, "publish", "old-0", "--yes")
-    publisher.answer(0, "publish", "old-2", "--yes")
-    assert "store.row_invalid" in publisher.command("publish", "none", "--yes").stderr
+    publisher.answer(0, "publish", "old-0", "1")
+    publisher.answer(0, "publish", "old-2", "1")
+    assert "store.row_invalid" in publisher.command("publish", "none", "1").stderr
     assert publisher.stop() == 143
     assert "5 rows have no create_time" in publisher.command("doctor").stdout.replace("\n", " ")
     notes = publisher.answer(0, "verify")["notes"]
@@ -163,13 +163,12 @@ def test_what_verify_names_as_missing_is_published_on_request(
     assert publisher.command("verify").returncode == 1
 
     def publish(status: int, *arguments: str) -> str:
-        return str(publisher.answer(status, "publish", *arguments, "--yes")["outcome"])
+        return str(publisher.answer(status, "publish", *arguments)["outcome"])
 
-    assert publish(1, "nothing") == "not in the store"
+    assert publish(1, "nothing", "1") == "not in the store"
     assert publish(0, "a", "1") == "published before"
     assert publish(1, "gap", "2") == "versions below it are missing"
-    assert publisher.answer(1, "publish", "b")["outcome"] == "not confirmed"
-    assert publish(0, "b") == "published"
+    assert [publish(0, "b", version) for version in "12"] == ["published"] * 2
     assert publish(0, "a", "3") == "published"
     assert publish(0, "a", "3") == "published before"
     insert_version(database, "gap", 1, old)
@@ -195,9 +194,10 @@ def test_what_was_created_before_the_start_is_published_on_request(
     insert_version(database, "a", 3, "NOW(6) - INTERVAL 8 HOUR")
     commit(database, "now", 1)
     publisher.until_published("now", [1])
-    publisher.answer(0, "publish", "a", "3", "--yes")
+    publisher.answer(0, "publish", "a", "3")
     assert publisher.topic.versions("a") == [3]
-    publisher.answer(0, "publish", "a", "--yes")
+    for lower in "12":
+        publisher.answer(0, "publish", "a", lower)
     commit(database, "a", 4)
     publisher.until_published("a", [3, 1, 2, 4])
     assert [r.late for r in publisher.topic.read() if r.key == "a"] == [False, True, True, False]

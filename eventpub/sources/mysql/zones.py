@@ -56,13 +56,6 @@ class Zone:
         """The instants in ``after < t ≤ upto`` at which the clocks go back."""
         return [at for at, _ in self.repeated if after < at <= upto]
 
-    def lived_twice(self, instant: int) -> tuple[int, int] | None:
-        """The instants ``first ≤ t < last`` of both passes of a repeated hour that one is in."""
-        for change, back in self.repeated:
-            if change - back <= instant < change + back:
-                return change - back, change + back
-        return None
-
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
         """The smallest local range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
 

@@ -1,64 +1,35 @@
-"""What is known of an aggregate: by the publisher, in the store, on the topics."""
+"""What is known of events: in the store, and on the topics that the publisher has written.
+
+Reads by the sink's code; what compares store and topic does not (`ops.topic`).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from eventpub.admission import Hold, SkippedGap, VersionRange, topic_partition
+from eventpub.admission import SkippedGap, VersionRange
 from eventpub.config import Config
-from eventpub.ops.asking import ask_running
-from eventpub.ops.gaps import pending
-from eventpub.ops.own_topics import OwnTopics
 from eventpub.sink import records
+from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_gap
-from eventpub.sink.reading import Message, Place
+from eventpub.sink.reading import Message, Place, own_records, read_committed
+from eventpub.sink.topics import list_offsets, offsets_at, partition_counts
 from eventpub.sources.mysql import EventStore
-from eventpub.state import StateDir
-from eventpub.times import format_time, parse_time
+from eventpub.times import format_time
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 _YEAR_3000 = 32_503_680_000_000
+_TIMES = {"first_seen", "next_attempt", "since", "skipped_at", "create_time"}
 
 
-@dataclass(frozen=True)
-class Publisher:
-    """What the publisher says, or its state where none runs."""
-
-    is_running: bool
-    position: int | None
-    start: int
-    hold: Hold | None
-    skipped: list[tuple[int, int]]
-
-
-def ask_publisher(config: Config, aggregate_id: str, partitions: int) -> Publisher:
-    """Ask the running publisher, or read its state where none runs.
-
-    Args:
-        partitions: of the topic; 0: there is no topic yet.
-
-    Raises:
-        StateError: the state cannot be read.
-    """
-    state = StateDir(config.app.state_dir)
-    is_running = state.is_running()
-    kept = (state.read(state.progress_file) if is_running else state.read_progress()) or {}
-    start = (state.read(state.start_file) or {}).get("position")
-    if start is None and config.read.start not in {"beginning", "now"}:
-        start = parse_time(config.read.start)
-    position = kept.get("position")
-    status = ask_running(state, "status")
-    if status is not None and status["shards"] and partitions:
-        shards = {shard["shard"]: shard["position"] for shard in status["shards"]}
-        own = topic_partition(aggregate_id, partitions) % len(shards)
-        position = shards.get(own) or position
-    found, _ = pending(config, state, 0, (aggregate_id,))
-    hold, skipped = next(iter(found.holds), None), found.skipped.get(aggregate_id, [])
-    return Publisher(status is not None, position, int(start or 0), hold, skipped)
+def with_times(of: Any) -> dict[str, Any]:
+    """The fields of a hold, a skip or a row for people and scripts."""
+    fields = asdict(of).items()
+    return {k: format_time(v) if k in _TIMES and v is not None else v for k, v in fields}
 
 
 @dataclass(frozen=True)
@@ -76,10 +47,9 @@ class Stored:
     payload_bytes: int | None
     others: tuple[Stored, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        created = None if self.create_time is None else format_time(self.create_time)
-        others = [other.to_dict() for other in self.others]
-        return asdict(self) | {"create_time": created, "others": others}
+
+def shown_row(row: Stored) -> dict[str, Any]:
+    return with_times(row) | {"others": [shown_row(other) for other in row.others]}
 
 
 def stored_rows(
@@ -115,11 +85,64 @@ class Found:
     is_late: bool = False
     reason: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Without a timestamp, if it has none that a calendar knows."""
-        is_known = 0 <= self.timestamp < _YEAR_3000
-        timestamp = format_time(self.timestamp * 1000) if is_known else None
-        return asdict(self) | {"timestamp": timestamp}
+
+def shown_record(record: Found) -> dict[str, Any]:
+    """Without a timestamp, if it has none that a calendar knows."""
+    is_known = 0 <= record.timestamp < _YEAR_3000
+    timestamp = format_time(record.timestamp * 1000) if is_known else None
+    return asdict(record) | {"timestamp": timestamp}
+
+
+class OwnTopics:
+    """Reads the records of a publisher, of its name and its former ones, in all partitions: one
+    written before partitions were added is not in the partition of its key.
+
+    Args:
+        until: as of `sink.reading.read_committed`.
+
+    Attributes:
+        clients: of the cluster.
+        unread: partitions that were not read to their ends.
+        is_cut: whether retention has removed records of the topic of events behind `starts`.
+    """
+
+    def __init__(self, config: Config, until: float = float("inf")) -> None:
+        self.clients, self._sink = Clients(config.sink), config.sink
+        self._ids = {config.app.id, *config.app.former_ids}
+        self._until = until
+        self._counts = partition_counts(self.clients)
+        self.unread: set[Place] = set()
+        self.is_cut = False
+
+    def places(self, *topics: str) -> list[Place]:
+        return [(topic, n) for topic in topics for n in range(self._counts.get(topic, 0))]
+
+    def starts(self, places: list[Place], since: int | None) -> dict[Place, int]:
+        """Below them is no record with a timestamp at or after `since`, ms; None: none at all."""
+        starts = dict.fromkeys(places, 0)
+        if since is not None:
+            starts = offsets_at(self.clients, places, since)
+        events = [place for place in places if place[0] == self._sink.topic]
+        lows = list_offsets(self.clients, events, "earliest")
+        self.is_cut |= any(0 < low >= starts[place] for place, low in lows.items())
+        return starts
+
+    def read(
+        self,
+        starts: Mapping[Place, int],
+        ends: Mapping[Place, int] | None = None,
+        keys: Collection[str] | None = None,
+    ) -> Generator[tuple[Message, dict[str, Any]], None, None]:
+        """Records, each with its headers; close it to stop reading.
+
+        Args:
+            ends: None: as they are now.
+            keys: the aggregates; None: all.
+        """
+        wanted = None if keys is None else {key.encode() for key in keys}
+        with closing(read_committed(self.clients, starts, self._until, ends)) as reading:
+            yield from own_records(reading, self._ids, wanted)
+            self.unread |= reading.unread
 
 
 class Topics:

@@ -1,4 +1,5 @@
-"""`eventpub dead`: rows that were refused; `eventpub publish`: rows that were never published."""
+"""Commands about single events: `eventpub dead` (refused rows), `publish` (rows that were never
+published) and `trace` (where one is)."""
 
 from __future__ import annotations
 
@@ -7,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, agrees, configured, reading_timeout, reports
-from eventpub.cli.output import Part, Report, Table, notes
+from eventpub.cli.options import Request, configured, reads_topics
+from eventpub.cli.output import Part, Report, Span, Table, notes
 from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from eventpub.ops.dead import Letter
+    from eventpub.ops.lookup import Stored
+    from eventpub.ops.trace import Trace, Traced
 
 _KEYS = (
     "app.id", "app.state_dir", "store.url", "store.table",
     "sink.bootstrap_servers", "sink.topic", "ops.log",
 )  # fmt: skip
-_READING = "reading the topics"
 
 
 @click.group()
@@ -34,17 +36,14 @@ def dead() -> None:
     show_default=True,
     help="Number of letters to show.",
 )
-@reading_timeout
-@reports
+@reads_topics
 @configured(*_KEYS)
 def dead_list(request: Request, limit: int, timeout: float) -> Report:
     """List dead letters, newest first. Exit status 1 while any of them is unpublished."""
     loaded = request.load()
-    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
-    with waiting(_READING, timeout):
-        found = letters.find(loaded.config, limit=limit, timeout=timeout)
+    found = letters.find(loaded.config, limit=limit, timeout=timeout)
     summary = counted(found.count, "dead letter")
     if found.rows != found.count:
         summary += f" of {counted(found.rows, 'row')}"
@@ -105,18 +104,15 @@ def _size(payload_bytes: int | None) -> str:
 @dead.command("show")
 @click.argument("aggregate_id", metavar="ID")
 @click.argument("version", type=int)
-@reading_timeout
-@reports
+@reads_topics
 @configured(*_KEYS)
 def dead_show(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
     """Show the newest dead letter of a row: reason, place, headers, the payload's first bytes."""
     loaded = request.load()
-    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
     config = loaded.config
-    with waiting(_READING, timeout):
-        found = letters.find(config, only=(aggregate_id, version), limit=1, timeout=timeout)
+    found = letters.find(config, only=(aggregate_id, version), limit=1, timeout=timeout)
     said = _notes(found.is_whole, found.newest, config.sink.dead_topic)
     name = f"{aggregate_id}/{version}"
     if not found.newest:
@@ -168,7 +164,6 @@ _OUTCOMES = {
     "not in the store": "not done: the row is no longer in the store",
     "versions below it are missing": "not done: versions below it are missing in the store",
     "held": "not done: it waits for a version below it, see eventpub gaps list",
-    "not confirmed": "not done: --yes confirms it",
     "refused again": "not done: it was refused again, and is a dead letter again",
     "no answer": "the publisher did not answer: `eventpub trace` shows the outcome",
 }
@@ -177,8 +172,7 @@ _OUTCOMES = {
 @dead.command("retry")
 @click.argument("aggregate_id", metavar="ID")
 @click.argument("version", type=int)
-@reading_timeout
-@reports
+@reads_topics
 @configured(*_KEYS)
 def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
     """Publish a refused row as it is in the table now, marked as late.
@@ -188,11 +182,9 @@ def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float
     while gaps.late is divert or drop. Exit status 1 if the event is not on the topic.
     """
     loaded = request.load()
-    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
-    with waiting(_READING, timeout):
-        outcome, letter = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
+    outcome, letter = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
     words = _OUTCOMES.get(outcome, outcome)
     if outcome == "refused again" and letter is not None:
         words += f": {letter.reason}"
@@ -208,38 +200,89 @@ def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float
 
 @click.command()
 @click.argument("aggregate_id", metavar="ID")
-@click.argument("version", type=int, required=False)
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@reading_timeout
-@reports
+@click.argument("version", type=int)
+@reads_topics
 @configured(*_KEYS)
-def publish(
-    request: Request, aggregate_id: str, version: int | None, yes: bool, timeout: float
-) -> Report:
-    """Publish rows that are not on the topic, whatever their create_time says.
+def publish(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
+    """Publish a row that is not on the topic, whatever its create_time says.
 
     For rows that `eventpub verify` reports as missing, such as those of a writer in another time
-    zone. Without VERSION: all of the aggregate's last 1,000 rows that are not on the topic. Needs a
-    running publisher that is not paused. Rows above the last published version are published in
-    order, others marked as late. Exit status 1 if any of them is not on the topic.
+    zone, the lowest version first. Needs a running publisher that is not paused. A row below the
+    last published version is published marked as late. Exit status 1 if the event is not on the
+    topic.
     """
     loaded = request.load()
-    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
-    with waiting(_READING, timeout):
-        rows = letters.unpublished(loaded.config, aggregate_id, version, timeout=timeout)
-    done, outcome = 0, rows.outcome
-    if not outcome:
-        name = ", ".join(map(str, rows.versions[:10])) + ", …" * (len(rows.versions) > 10)
-        if yes or agrees(f"{aggregate_id}: publish {counted(len(rows.versions), 'row')}: {name}?"):
-            done, outcome = letters.publish(loaded.config, aggregate_id, rows, timeout=timeout)
-        else:
-            outcome = "not confirmed"
-    words = _OUTCOMES.get(outcome, outcome)
-    if done:
-        left = f"; the next: {words}" if done < len(rows.versions) else ""
-        words = f"{done} of {counted(len(rows.versions), 'row')} published{left}"
+    outcome = letters.publish(loaded.config, aggregate_id, version, timeout=timeout)
     result = {"aggregate_id": aggregate_id, "version": version, "outcome": outcome}
-    result |= {"published": done, "unpublished": len(rows.versions) - done}
-    return Report("publish", outcome in letters.PUBLISHED, f"{aggregate_id}: {words}", result)
+    words = "published" if outcome == "published" else _OUTCOMES.get(outcome, outcome)
+    summary = f"{aggregate_id}/{version}: {words}"
+    return Report("publish", outcome in letters.PUBLISHED, summary, result)
+
+
+_VERDICTS = {
+    "published": "green",
+    "late": "green",
+    "baseline": "dim",
+    "skipped": "yellow",
+    "waiting": "cyan",
+    "held": "yellow",
+    "dead": "red",
+    "invalid": "bold red",
+    "missing": "bold red",
+    "unknown": "bold red",
+}
+
+
+@click.command()
+@click.argument("aggregate_id", metavar="ID")
+@click.argument("version", type=int, required=False)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    help="Without VERSION: number of versions to show.",
+)
+@reads_topics
+@configured(*_KEYS)
+def trace(
+    request: Request, aggregate_id: str, version: int | None, limit: int, timeout: float
+) -> Report:
+    """Show where an event is: stored, published, held, dead.
+
+    Without a version, the aggregate's last versions. Exit status 0 if each version shown is
+    published, late, from before the start, or skipped and not in the table; 1 if any is not, or
+    none is known.
+    """
+    loaded = request.load()
+    from eventpub.ops import trace as tracing
+
+    found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
+    parts: list[Part] = [*([_versions(found)] if found.versions else []), *notes(found.notes)]
+    return Report("trace", found.ok, found.summary(version), found.to_dict(), parts)
+
+
+def _versions(found: Trace) -> Table:
+    rows: list[list[Span]] = []
+    for traced in found.versions:
+        verdict = (traced.verdict, _VERDICTS[traced.verdict])
+        rows.append([str(traced.version), verdict, *_cells(traced)])
+        others = traced.stored.others if traced.stored else ()
+        rows += [["", "", *_of_row(other), "", ""] for other in others]
+    return Table(("version", "", "created", "type", "bytes", "where", ""), rows)
+
+
+def _cells(traced: Traced) -> list[str]:
+    stored = traced.stored
+    row = ["not in the store", "", ""] if stored is None else _of_row(stored)
+    where = ", ".join(f"{f.topic}[{f.partition}] offset {f.offset}" for f in traced.found)
+    return [*row, where, traced.note]
+
+
+def _of_row(stored: Stored) -> list[str]:
+    from eventpub.times import format_time
+
+    created = "no time" if stored.create_time is None else format_time(stored.create_time)
+    return [created, stored.event_type, _size(stored.payload_bytes)]
