@@ -20,7 +20,7 @@ from eventpub.coordinator.wording import warning
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
-from eventpub.sources.mysql.fixes import writers_zone
+from eventpub.sources.mysql.zones import writers_zone
 from eventpub.terminal import counted
 
 _WATERMARK = {

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from eventpub.admission import EVENTS, SkippedGap, values
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.records import DeadRow, contents_of
-from eventpub.sources.mysql.rows import lenient_text
+from eventpub.sources.mysql.statements import lenient_text
 from eventpub.spark.journal import KEYS
 from eventpub.spark.source import GROUP
 

@@ -23,7 +23,7 @@ from eventpub.sources.base import NewRow, Page, Poll, RowSeen, Source
 from eventpub.sources.mysql import server, statements
 from eventpub.sources.mysql.connection import connect_for_reading, run
 from eventpub.sources.mysql.layout import Layout, layout_of
-from eventpub.sources.mysql.rows import (
+from eventpub.sources.mysql.statements import (
     keys_batch,
     local_times,
     micros,
@@ -93,11 +93,11 @@ class EventStore(Source):
             return run(connection, sql)
 
     def _blocks(
-        self, sql: str, rows: int = _BATCH_ROWS, size: int = _BATCH_BYTES
+        self, sql: str, rows: int | None = None, size: int = _BATCH_BYTES
     ) -> Iterator[Columns]:
         """As `stream`; one that is left before its end closes its connection."""
         with self._pool.connection() as connection:
-            yield from stream(connection, sql, rows=rows, size=size)
+            yield from stream(connection, sql, rows=rows or _BATCH_ROWS, size=size)
 
     # -- how far it may be read ----------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class EventStore(Source):
     ) -> Poll:
         # Local time repeats itself where the clocks go back: a window ends before that.
         while True:
-            stop = self._layout.next_backward_change(after + 2) - 1
+            stop = self._layout.clock.next_backward_change(after + 2) - 1
             with self._pool.connection() as connection:
                 who = server.columns(connection)
                 sql = statements.now_and_first_time(self._layout, after, stop, who)
@@ -152,18 +152,16 @@ class EventStore(Source):
         return self._layout.instant(micros(oldest), after, upto) if count else upto, int(count)
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
-        layout = self._layout
-        if layout.id_index is not None:
-            found = self._run(statements.newest_ids(layout, above, most))
-        else:
+        layout, last = self._layout, None
+        if layout.id_index is None:
             now = self.now()
             passed = statements.local_range(layout, now - _LONG, now)
             if passed is None:
                 return []
-            found = self._run(statements.newest_times(layout, above, passed[1], most))
+            last = passed[1]
         return [
-            NewRow(int(number), layout.latest_instant(micros(time)))
-            for number, time in found
+            NewRow(int(number), layout.clock.latest(micros(time)))
+            for number, time in self._run(statements.newest(layout, above, last, most))
             if isinstance(time, datetime)  # a zero date is no time
         ]
 
@@ -181,13 +179,7 @@ class EventStore(Source):
     # -- windows -------------------------------------------------------------------------------
 
     def window(
-        self,
-        after: int,
-        upto: int,
-        shard: Shard | None,
-        batch_rows: int = 10_000,
-        *,
-        is_page: bool = False,
+        self, after: int, upto: int, shard: Shard | None, *, is_page: bool = False
     ) -> Generator[pa.RecordBatch, None, None]:
         """See `Source.window`.
 
@@ -202,16 +194,14 @@ class EventStore(Source):
                 page = self.page(after, end, _PORTION_ROWS, _PORTION_BYTES, shard)
                 upto_here = end if page.end is None else page.end
                 is_too_large = page.end is not None and not page.batches
-                moment = self._moment(upto_here, shard) if is_too_large else page.batches
-                for batch in moment:
-                    for at in range(0, batch.num_rows, batch_rows):
-                        yield batch.slice(at, batch_rows)
+                batches = self._moment(upto_here, shard) if is_too_large else page.batches
+                yield from (batch for batch in batches if batch.num_rows)
                 after = upto_here
 
     def _moment(self, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
         """As `window`, of one moment that has more rows than a portion: by their keys."""
         # of a repeated local time, rows by key have the first instant
-        at_key = self._layout.instant(self._layout.local(upto))
+        at_key = self._layout.instant(self._layout.clock.local(upto))
         times = EVENTS.field("create_time")
         for keys in self.keys(upto - 1, upto, shard):
             for at in range(0, len(keys), _BATCH_ROWS):
@@ -227,7 +217,7 @@ class EventStore(Source):
         """Where the portions of a window end: where the clocks go back, and after each
         `_PORTION_ROWS` rows of all shards, about."""
         while after < upto:
-            end = min(self._layout.next_backward_change(after + 2) - 1, upto)
+            end = min(self._layout.clock.next_backward_change(after + 2) - 1, upto)
             rows_end = self._page_end(after, end, _PORTION_ROWS) if by_rows else None
             after = end if rows_end is None else rows_end
             yield after

@@ -16,7 +16,6 @@ from typing import Literal, TypeAlias
 Kind: TypeAlias = Literal["text", "enum", "bytes", "number", "uuid", "native_uuid"]
 
 _UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
-_BYTEWISE = {"utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb3_nopad_bin", "ascii_nopad_bin"}
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}|1[0-9]{19}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DASHES = (21, 17, 13, 9)
@@ -39,19 +38,17 @@ class IdPart:
             as a UUID's text; or MariaDB's own UUID.
         charset: its character set; ``binary`` where it has none.
         collation: its collation, likewise.
-        padded: a number that the server shows with leading zeros.
     """
 
     name: str
     kind: Kind
     charset: str = "binary"
     collation: str = "binary"
-    padded: bool = False
 
     @property
     def is_bytewise(self) -> bool:
         """Whether what the column takes for equal are equal bytes, trailing blanks included."""
-        return self.kind != "text" or self.collation in _BYTEWISE
+        return self.kind != "text" or self.collation.endswith(("_0900_bin", "_nopad_bin"))
 
     @property
     def selected(self) -> str:
@@ -63,7 +60,8 @@ class IdPart:
             return f"LOWER({text})"
         if self.kind == "native_uuid":
             return f"CAST({self.name} AS CHAR)"
-        return f"({self.name} + 0)" if self.padded else self.name
+        # without the zeros that ZEROFILL shows
+        return f"({self.name} + 0)" if self.kind == "number" else self.name
 
     @property
     def utf8(self) -> str:

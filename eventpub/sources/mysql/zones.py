@@ -19,11 +19,16 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 import numpy.typing as npt
 
+from eventpub.config import Store
 from eventpub.errors import StoreError
+from eventpub.sources.mysql.connection import Connection, mapped, run
+from eventpub.sources.mysql.identity import literal
 
 _SECOND = 1_000_000
 _STEP = 6 * 86_400
 _LAST = 4_102_444_800  # 2100: rules of later years are not made yet
+_NEVER = 1 << 62
+"""µs; beyond every time that a column can hold."""
 
 Offsets = Callable[[Sequence[int]], "list[int | None]"]
 """Seconds east of UTC at each of some instants (seconds since 1970); None where unknown."""
@@ -51,6 +56,10 @@ class Zone:
         """The instants at which the clocks go back, and by how much, µs."""
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
         return [(at, old - new) for at, old, new in steps if new < old]
+
+    def next_backward_change(self, instant: int) -> int:
+        """When the clocks go back next, at or after an instant; far in the future: never."""
+        return next((at for at, _ in self.repeated if at >= instant), _NEVER)
 
     def backward_changes(self, after: int, upto: int) -> list[int]:
         """The instants in ``after < t ≤ upto`` at which the clocks go back."""
@@ -85,12 +94,11 @@ class Zone:
         instants = np.where(earlier > after, earlier, np.maximum(earlier, later))
         return np.clip(instants, after + 1, upto)
 
-    def latest(self, local: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def latest(self, local: int) -> int:
         """The later of the two instants that a local time may be."""
         starts, _, offsets = self._tables
         later = local - offsets[np.searchsorted(starts[1:], local, side="right")]
-        instants: npt.NDArray[np.int64] = np.maximum(self.utc(local), later)
-        return instants
+        return int(max(self.utc(np.array([local]))[0], later))
 
     @cached_property
     def _tables(
@@ -103,6 +111,9 @@ class Zone:
         # searchsorted needs ascending ends; they are, but for changes closer than their size
         ends = np.maximum.accumulate(changes + offsets[:-1]) if len(changes) else changes
         return starts, ends, offsets
+
+
+UTC = Zone("UTC", (), (0,))
 
 
 def fixed_zone(name: str) -> Zone | None:
@@ -170,4 +181,51 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
         name,
         tuple(at * _SECOND for _, at, _, _ in spans),
         (known[0][1] * _SECOND, *(new * _SECOND for _, _, _, new in spans)),
+    )
+
+
+def zone_of(config: Store, connection: Connection) -> Zone:
+    """The zone whose local time a DATETIME column holds, by configuration or as the server has it.
+
+    Raises:
+        StoreError: store.time_zone_unknown
+    """
+    name = config.time_zone
+    if name != "auto":
+        return fixed_zone(name) or named_zone(name)
+    with mapped("store.time_zone"):
+        name = str(run(connection, "SELECT @@GLOBAL.time_zone")[0][0])
+        return fixed_zone(name) or _server_zone(name, connection)
+
+
+def _server_zone(name: str, connection: Connection) -> Zone:
+    """The zone by the server's own rules, since it is the server that writes the local times."""
+
+    def offsets(instants: Sequence[int]) -> list[int | None]:
+        local = "TIMESTAMPDIFF(SECOND, '1970-01-01', FROM_UNIXTIME({}))".format
+        row = run(connection, f"SELECT {', '.join(map(local, instants))}")[0]
+        return [None if at is None else int(at) - t for at, t in zip(row, instants, strict=True)]
+
+    run(connection, f"SET time_zone = {literal(name)}")
+    try:
+        return sampled_zone(name, offsets)
+    finally:
+        run(connection, "SET time_zone = '+00:00'")
+
+
+def writers_zone(zone: str | None) -> str:
+    """What to do where writers' times are off by the difference of two zones.
+
+    Args:
+        zone: in which a DATETIME is read; None: it is a TIMESTAMP, whose values the server takes
+            for times of the session that writes them.
+    """
+    if zone is None:
+        return (
+            "if writers set create_time themselves: have their sessions SET time_zone to the zone"
+            " of the times that they write, or leave the column to its default"
+        )
+    return (
+        "if the writers' sessions use another time zone: set store.time_zone to it, or have them"
+        f" SET time_zone to that of {zone}"
     )
