@@ -124,8 +124,8 @@ class Facts:
     # -- writes ----------------------------------------------------------------------------------
 
     def note_contents(self, are_kept: bool) -> None:
-        if are_kept != self.has_contents:
-            self._note({"contents": are_kept})
+        """Whether contents are kept from now on; see `has_contents`."""
+        self._note({"contents": are_kept})
 
     def begin(self, baseline: int | None, *, everywhere: bool = False) -> None:
         """Write the first facts of a new index; `baseline` as in `Known`, `everywhere` as there.
@@ -162,9 +162,7 @@ class Facts:
         if before is None and truncated:
             before = (False, 0, False)
         if before is not None:
-            now = (truncated or before[0], max(newest, before[1]), before[2])
-            if now != before:
-                self._note({"undecided": [*now]})
+            self._note({"undecided": [truncated or before[0], max(newest, before[1]), before[2]]})
 
     def decide_baseline(self, baseline: int | None) -> None:
         """That fold has ended. `baseline`: see the property; None: it stays as it is."""
@@ -175,8 +173,7 @@ class Facts:
 
     def note_chunk_bytes(self, size: int | None) -> None:
         """Remember it for the shard's next owner; None: it is no longer needed."""
-        if size != self.chunk_bytes:
-            self._note({"chunk_bytes": size})
+        self._note({"chunk_bytes": size})
 
     def moved_to(self, offsets: Mapping[Partition, int]) -> None:
         """Note how far a fold has read where it found nothing to take over."""
@@ -233,7 +230,9 @@ class Facts:
         return {partition: (first, end) for partition, (first, end) in found}
 
     def _note(self, facts: Mapping[str, Any]) -> None:
-        self._write(self._db.new_batch(), facts)
+        """Write facts, where one is new or has changed."""
+        if any(self._facts.get(name) != value for name, value in facts.items()):
+            self._write(self._db.new_batch(), facts)
 
     def _write(self, batch: Any, facts: Mapping[str, Any]) -> None:
         if self.is_new:

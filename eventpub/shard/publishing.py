@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -20,7 +20,6 @@ from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
 from eventpub.errors import SinkError, StateError
 from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
-from eventpub.shard.hold_shard import at_first_row, with_unpublished
 from eventpub.shard.pace import rows_within
 from eventpub.sink import PublishedBatch, RecordRefusedError
 from eventpub.sink.base import Content
@@ -32,13 +31,6 @@ Event: TypeAlias = tuple[str, int]
 _BELOW = 16, 10_000
 """Rows looked at below a first sight, at first and where those do not tell; the first is enough
 wherever versions and times of an aggregate differ in order by fewer."""
-
-_DUE_AT_ONCE = 100, 500
-_HOLDS_TURN = 0.1
-_HOLDS_SHARE = 4
-"""Holds that are tried in one transaction, seconds for those that are due after each window, and of
-which part of all time that may be while there are rows: where there are very many, the others'
-events do not wait for all of them, and still get most of the machine."""
 
 _FETCH_TURN = 0.3
 """Seconds in which the versions missing in a chunk are looked for; others wait their turn."""
@@ -175,7 +167,7 @@ class Publishing:
                 position = None if position is None else hold.since - 1
                 created = rows.column("create_time").to_numpy()
                 waits = rows.filter(pa.array(created == hold.since))
-                hold, whole_decision = at_first_row(hold, waits), decision
+                hold, whole_decision = _at_first_row(hold, waits), decision
                 decision = decide(rows.filter(pa.array(created < hold.since)))
                 hold = with_unpublished(hold, whole_decision, decision)
                 decision.holds[hold.aggregate_id] = hold
@@ -355,42 +347,34 @@ class Publishing:
         return {aggregate_id: (end, newest[aggregate_id]) for aggregate_id, end in ends.items()}
 
 
-class HoldsInTurn:
-    """Tries the holds that are due in portions, and where there are very many for a part of the
-    time only."""
+def _at_first_row(hold: Hold, rows: pa.Table) -> Hold:
+    """The hold, ending at its first event: where the shard waits, nothing later is known yet."""
+    pairs = zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True)
+    versions = [v for a, v in pairs if a == hold.aggregate_id and v > hold.first_missing]
+    return replace(hold, seen=min(versions, default=hold.seen))
 
-    def __init__(self, context: ShardContext, publishing: Publishing) -> None:
-        self._context = context
-        self._publishing = publishing
-        self._at_once = max(_DUE_AT_ONCE)
-        self._not_before = 0.0
 
-    def run(self, position: int | None, *, had_rows: bool = False) -> None:
-        """A window is done: note its end, and try holds that are due.
+def with_unpublished(hold: Hold, whole: Decision, published: Decision) -> Hold:
+    """The hold, beginning with what lies below the gap and does not go out before the shard waits.
 
-        Args:
-            position: as of `Publishing.step`.
-            had_rows: whether rows came since the last time, which have their share of the time.
-        """
-        clock = self._context.parts.clock
-        began = now = clock.monotonic()
-        if began < self._not_before:
-            self._publishing.step(NO_EVENTS, position)
-            return
-        context = self._context
-        while now - began < _HOLDS_TURN:
-            self._publishing.step(NO_EVENTS, position, due=self._at_once)
-            due = context.index.holds.next_due()
-            if due is None or due > context.now or context.is_stopping:
-                return
-            took, now = clock.monotonic() - now, clock.monotonic()
-            least, most = _DUE_AT_ONCE
-            if took > _HOLDS_TURN:
-                self._at_once = max(least, self._at_once // 2)
-            elif took < _HOLDS_TURN / 4:
-                self._at_once = min(most, 2 * self._at_once)
-        if had_rows:
-            self._not_before = now + (_HOLDS_SHARE - 1) * (now - began)
+    Such events have the time of the held one, or a later one, or came by the backtrack. What goes
+    out may show that some of them are baseline: its last version is above them.
+    """
+    last = published.last.get(hold.aggregate_id)
+    waiting = _versions_below(whole, hold) - _versions_below(published, hold)
+    below = {version for version in waiting if last is None or version > last}
+    if not below:
+        return hold
+    return replace(hold, first_missing=min(below), next_attempt=hold.first_seen, catching_up=True)
+
+
+def _versions_below(decision: Decision, hold: Hold) -> set[int]:
+    """The versions below a hold's gap that a decision publishes in their order."""
+    events = decision.events
+    if decision.late is not None:
+        events = events.filter(pa.array(~decision.late))
+    pairs = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
+    return {v for a, v in pairs if a == hold.aggregate_id and v < hold.first_missing}
 
 
 def _events(rows: pa.Table) -> list[Event]:
