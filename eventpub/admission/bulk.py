@@ -36,8 +36,7 @@ class Contiguous:
     Attributes:
         columns: of the batch's rows.
         apart: rows of the aggregates that must be walked one by one, by aggregate and version.
-        second: where the table allows them, rows of versions that another row of `apart` has, and
-            that one.
+        second: where the table allows them, rows of versions that another row of `apart` has.
         plain: last versions and times of the aggregates that are decided; None: none is.
     """
 
@@ -45,7 +44,7 @@ class Contiguous:
         self._batch = batch
         self.columns = Columns.of(batch.rows, batch.rules)
         self.apart: np.ndarray = np.zeros(0, np.int64)
-        self.second: tuple[np.ndarray, np.ndarray] = (self.apart, self.apart)
+        self.second = self.apart
         self.plain: tuple[Numbers, Numbers] | None = None
         self._decide()
 
@@ -58,6 +57,7 @@ class Contiguous:
             self._refuse_below(order[below])
             order = order[~below]
         order = self._drop_known(order, last)
+        apart[code[self.second]] = True
 
         c, v, t = code[order], version[order], created[order]
         same = np.zeros(len(order), dtype=bool)
@@ -67,7 +67,6 @@ class Contiguous:
             broken = v != before + 1
             apart[c[broken]] = True
 
-        self._refuse_second(apart)
         plain = ~apart[c]
         taken = order[plain]
         if len(taken):
@@ -168,23 +167,10 @@ class Contiguous:
         dropped = old | repeated
         batch.counts.duplicates += int(dropped.sum()) - len(batch.late)
         if batch.rules.contents_of is not None:
-            second = repeated & ~old
-            first_of_version = np.maximum.accumulate(np.where(repeated, 0, np.arange(len(order))))
-            self.second = order[second], order[first_of_version[second]]
+            self.second = order[repeated & ~old]
+            batch.counts.duplicates -= len(self.second)
         left: np.ndarray = order[~dropped]
         return left
-
-    def _refuse_second(self, apart: np.ndarray) -> None:
-        """Second rows of versions that are admitted; those set apart wait for their aggregates."""
-        contents: dict[int, set[bytes]] = {}
-        rows, firsts = self.second
-        waits = apart[self.columns.code[rows]]
-        for row, first in zip(rows[~waits].tolist(), firsts[~waits].tolist(), strict=True):
-            of_version = contents.setdefault(first, set(self._batch.contents(first)))
-            refused = self._batch.refuse_second(self._batch.rows, row, of_version)
-            self._batch.counts.duplicates -= refused
-        self._batch.counts.duplicates -= int(waits.sum())
-        self.second = rows[waits], firsts[waits]
 
 
 def _running_maximum(times: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ class Plan:
             contiguous = Contiguous(self._batch)
             self._plain = contiguous.plain
             if len(contiguous.apart):
-                self._set_apart(contiguous.apart, contiguous.columns, contiguous.second[0])
+                self._set_apart(contiguous.apart, contiguous.columns, contiguous.second)
         for aggregate_id in self._due - {walk.aggregate_id for walk in self._walks}:
             hold = self._batch.known.holds.get(aggregate_id)
             if hold is not None:

@@ -19,7 +19,7 @@ from eventpub import admission
 from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
 from eventpub.errors import SinkError, StateError
 from eventpub.shard.context import Accounted, ShardContext
-from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
+from eventpub.shard.dead_letters import Kept, Refusals
 from eventpub.shard.pace import rows_within
 from eventpub.sink import PublishedBatch, RecordRefusedError
 from eventpub.sink.base import Content
@@ -180,26 +180,18 @@ class Publishing:
 
     def _publish(self, decision: Decision, known: Known, position: int | None, now: int) -> None:
         context, report = self._context, self._context.report
-        layout = context.assignment.layout
         if decision.counts.conflicts:
             # times that are read in another way than they were published are no other events
             context.lookup.require_same_times()
-        kept = self._refusals.without(decision, context.index.dead_run, layout.where)
-        dead = [*kept.dead]
-        diverted = decision.diverted
-        if diverted is not None:
-            diverted, _, dead_late = self._refusals.split(diverted)
-            dead += dead_late
+        where = context.assignment.layout.where
+        kept = self._refusals.without(decision, context.index.dead_run, where)
         refused: dict[str, list[int]] = {}
-        if decision.refused is not None:
-            table, reasons = decision.refused
-            dead += dead_rows(table, reasons, decision.rewritten)
-            for a, v in zip(values(table, "aggregate_id"), values(table, "version"), strict=True):
-                if v < context.rules.first_version:
-                    refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
-        published: PublishedBatch | None = None
+        for a, v in _events((decision.refused or [NO_EVENTS])[0]):
+            if v < context.rules.first_version:
+                refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
+        published = PublishedBatch(0, {})
         if decision.publishes:
-            published = self._transact(decision, kept, dead, diverted, now)
+            published = self._transact(decision, kept, now)
             report.published += published.events
             if kept.events.num_rows:
                 context.committed(kept.events.column("create_time").to_numpy())
@@ -207,30 +199,37 @@ class Publishing:
             report.skipped.extend(asdict(gap) for gap in some)
             report.dead.extend(
                 {"aggregate_id": d.aggregate_id, "version": d.version, "reason": d.reason}
-                for d in dead
+                for d in kept.dead
             )
-            self._context.parts.failpoint("before_index")
+            context.parts.failpoint("before_index")
         report.begin_above += self._begin_above(decision, known)
-        self._record(decision, known, position, published, refused, kept.run)
+        counted, oldest = self._accounted.take(position), context.oldest_bucket()
+        with context.timed("index"):
+            context.index.record(
+                decision,
+                published.next_offsets,
+                position,
+                written=published.written,
+                refused=refused,
+                dead_run=kept.run,
+                contents=self._contents(decision, known),
+                counted=counted,
+                forget_below=oldest,
+            )
+        for bucket in (b for b in counted if b >= oldest):
+            report.buckets[bucket] = context.index.counts.of(bucket)
         if decision.publishes:
-            self._context.parts.failpoint("after_index")
+            context.parts.failpoint("after_index")
             context.sink.check_between()
         report.counts.add(decision.counts)
 
-    def _transact(
-        self,
-        decision: Decision,
-        kept: Kept,
-        dead: list[Any],
-        diverted: pa.Table | None,
-        now: int,
-    ) -> PublishedBatch:
-        context = self._context
+    def _transact(self, decision: Decision, kept: Kept, now: int) -> PublishedBatch:
+        context, diverted = self._context, kept.diverted
         size = kept.events.nbytes + (0 if diverted is None else diverted.nbytes)
         began = context.parts.clock.monotonic()
         try:
             with context.timed("publish"):
-                content = Content(kept.events, kept.late, decision.gaps, dead, diverted, now)
+                content = Content(kept.events, kept.late, decision.gaps, kept.dead, diverted, now)
                 published = context.sink.publish(content, context.parts.failpoint)
         except RecordRefusedError as refusal:
             self._refusals.note(refusal, kept.events, diverted)
@@ -260,38 +259,13 @@ class Publishing:
         """What is known of the versions of a decision, with what it decides."""
         contents_of = self._context.rules.contents_of
         found: dict[Event, set[bytes]] = {}
-        tables = [decision.events, decision.diverted, (decision.refused or [None])[0]]
-        for table in tables:
-            if table is not None and contents_of is not None:
+        if contents_of is None:
+            return found
+        for table in (decision.events, decision.diverted, (decision.refused or [None])[0]):
+            if table is not None:
                 for event, content in zip(_events(table), contents_of(table), strict=True):
                     found.setdefault(event, set(known.contents.get(event, ()))).add(content)
         return found
-
-    def _record(  # noqa: PLR0913, PLR0917 (all that one write batch changes)
-        self,
-        decision: Decision,
-        known: Known,
-        position: int | None,
-        published: PublishedBatch | None,
-        refused: dict[str, list[int]],
-        dead_run: int | None,
-    ) -> None:
-        context = self._context
-        counted, oldest = self._accounted.take(position), context.oldest_bucket()
-        with context.timed("index"):
-            context.index.record(
-                decision,
-                {} if published is None else published.next_offsets,
-                position,
-                written={} if published is None else published.written,
-                refused=refused,
-                dead_run=dead_run,
-                contents=self._contents(decision, known),
-                counted=counted,
-                forget_below=oldest,
-            )
-        for bucket in (b for b in counted if b >= oldest):
-            context.report.buckets[bucket] = context.index.counts.of(bucket)
 
     # -- backtrack -------------------------------------------------------------------------------
 
