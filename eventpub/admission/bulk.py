@@ -15,7 +15,6 @@ from eventpub.admission.batch import CONFLICT, NEVER_SEEN, Batch, Columns, Rules
 from eventpub.admission.model import (
     NO_TIME,
     Known,
-    Numbers,
     Rewritten,
     Seen,
     VersionRange,
@@ -37,7 +36,6 @@ class Contiguous:
         columns: of the batch's rows.
         apart: rows of the aggregates that must be walked one by one, by aggregate and version.
         second: where the table allows them, rows of versions that another row of `apart` has.
-        plain: last versions and times of the aggregates that are decided; None: none is.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -45,14 +43,14 @@ class Contiguous:
         self.columns = Columns.of(batch.rows, batch.rules)
         self.apart: np.ndarray = np.zeros(0, np.int64)
         self.second = self.apart
-        self.plain: tuple[Numbers, Numbers] | None = None
         self._decide()
 
     def _decide(self) -> None:
+        batch = self._batch
         ids, code, version, created, steady = self.columns
         last, apart = self._last_and_apart()
         order = np.lexsort((version, code))
-        below = version[order] < self._batch.rules.first_version
+        below = version[order] < batch.rules.first_version
         if below.any():
             self._refuse_below(order[below])
             order = order[~below]
@@ -63,7 +61,7 @@ class Contiguous:
         same = np.zeros(len(order), dtype=bool)
         same[1:] = c[1:] == c[:-1]
         before = np.where(same, np.roll(v, 1), last[c])
-        if self._batch.rules.backtrack:
+        if batch.rules.backtrack:
             broken = v != before + 1
             apart[c[broken]] = True
 
@@ -74,13 +72,14 @@ class Contiguous:
             inverted = same[plain] & (key < np.roll(key, 1))
             if inverted.any():
                 key = _running_maximum(key, c[plain])
-            self._batch.admitted.append((taken, key))
+            batch.admitted.append((taken, key))
             ends = np.flatnonzero(np.append(c[plain][1:] != c[plain][:-1], True))
             names = ids
             if len(ends) < len(ids):
                 names = [ids[i] for i in c[plain][ends].tolist()]
             times = self._newest(names, steady[taken], ends)
-            self.plain = Numbers(names, v[plain][ends]), Numbers(names, times)
+            batch.last.update(zip(names, v[plain][ends].tolist(), strict=True))
+            batch.times.update(zip(names, times.tolist(), strict=True))
         self.apart = order[~plain]
 
     def _last_and_apart(self) -> tuple[np.ndarray, np.ndarray]:
@@ -100,11 +99,10 @@ class Contiguous:
 
     def _newest(self, names: list[str], created: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """When the rows of some aggregates were created, by aggregate and version, packed."""
-        before = numbers_of(names, self._batch.known.times, self._batch.unknown_time)
-        if self._batch.times:
-            before = numbers_of(
-                names, dict(zip(names, before.tolist(), strict=True)) | self._batch.times, 0
-            )
+        batch, known = self._batch, self._batch.known.times
+        if batch.times:
+            known = {**known, **batch.times}
+        before = numbers_of(names, known, batch.unknown_time)
         starts = np.append(0, ends[:-1] + 1)
         newest = np.maximum(before >> 1, np.maximum.reduceat(created, starts))
         packed: np.ndarray = newest << 1 | (created[ends] == newest)

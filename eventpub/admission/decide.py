@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from eventpub.admission.batch import Batch, Columns, Counts, Decision, Rules
 from eventpub.admission.bulk import Contiguous
-from eventpub.admission.model import NO_TIME, Known, Numbers, VersionRange, Versions, values
+from eventpub.admission.model import NO_TIME, Known, VersionRange, Versions, values
 from eventpub.admission.walk import Walk, Walker
 
 
@@ -40,7 +40,6 @@ class Plan:
         self._batch = batch
         self._retry_now = {*retry_now, *batch.skip_now}
         self._due = {*due, *self._retry_now}
-        self._plain: tuple[Numbers, Numbers] | None = None  # last and times, decided in bulk
         self._walks: list[Walk] = []
         self.missing: list[VersionRange] = []
         self.first_sights: list[tuple[str, int]] = []
@@ -51,7 +50,6 @@ class Plan:
         """Decide the contiguous aggregates in bulk and set the others apart."""
         if self._batch.rows.num_rows:
             contiguous = Contiguous(self._batch)
-            self._plain = contiguous.plain
             if len(contiguous.apart):
                 self._set_apart(contiguous.apart, contiguous.columns, contiguous.second)
         for aggregate_id in self._due - {walk.aggregate_id for walk in self._walks}:
@@ -146,12 +144,13 @@ class Plan:
             walk.second += second.get(a, [])
             reachable = min(walk.seen, unread.get(a, walk.seen + 1) - 1)
             walker.decide(walk, fetched.get(a, {}), reachable)
-        last, times = self._remembered()
+        for a in batch.times.keys() - batch.last.keys():
+            batch.last[a] = batch.known.last.get(a, batch.rules.first_version - 1)
         decision = Decision(
             batch.rows.slice(0, 0),
             gaps=batch.gaps,
-            last=last,
-            times=times,
+            last=batch.last,
+            times=batch.times,
             holds=batch.holds,
             skipped=batch.skipped,
             rewritten=batch.rewritten,
@@ -163,17 +162,6 @@ class Plan:
             batch.counts.refused += len(rows)
         self._order_events(everything, decision)
         return decision
-
-    def _remembered(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        if self._plain is not None and not (self._batch.last or self._batch.times):
-            return self._plain
-        last, times = {**self._batch.last}, {**self._batch.times}
-        if self._plain is not None:
-            last.update(self._plain[0])
-            times.update(self._plain[1])
-        for a in times.keys() - last.keys():
-            last[a] = self._batch.known.last.get(a, self._batch.rules.first_version - 1)
-        return last, times
 
     def _order_events(self, everything: pa.Table, decision: Decision) -> None:
         """Across aggregates by `create_time`, within one always by version."""

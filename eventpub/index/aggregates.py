@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
+import numpy as np
+
 from eventpub.admission import (
     EVENTS,
     NO_TIME,
@@ -24,11 +26,10 @@ from eventpub.admission import (
 from eventpub.index.database import Database
 from eventpub.index.facts import Facts, Partition, Range
 from eventpub.index.values import (
+    LAST_SEEN,
     BucketCounts,
     Holds,
-    last_and_times,
     of_version,
-    packed_values,
     put_contents,
     put_json,
 )
@@ -59,13 +60,23 @@ class Aggregates(Facts):
         if missing := [a for a, value in zip(aggregate_ids, found, strict=True) if value is None]:
             others = iter(self._values(b"v", missing))
             found = [next(others) if value is None else value for value in found]
-        last, times = last_and_times(aggregate_ids, found)
+        there = [a for a, value in zip(aggregate_ids, found, strict=True) if value is not None]
+        last, times = np.frombuffer(b"".join(filter(None, found)), "<i8").reshape(-1, 2).T.tolist()
         of_skips = self._lists("skips", b"s", aggregate_ids).items()
         skipped = {a: [(first, end) for first, end in ranges] for a, ranges in of_skips}
         refused = self._lists("refusals", b"r", aggregate_ids)
         since = self._facts.get("times", {}).get("since")
         rewritten = self.rewritten(aggregate_ids)
-        return Known(last, self.holds, skipped, self.baseline, refused, times, since, rewritten)
+        return Known(
+            dict(zip(there, last, strict=True)),
+            self.holds,
+            skipped,
+            self.baseline,
+            refused,
+            dict(zip(there, times, strict=True)),
+            since,
+            rewritten,
+        )
 
     def contents(self, events: Sequence[tuple[str, int]]) -> dict[tuple[str, int], set[bytes]]:
         """As of `admission.Known`, of some versions; those of which nothing is known are absent."""
@@ -131,7 +142,8 @@ class Aggregates(Facts):
             if forget_below is not None and bucket < forget_below:
                 continue
             self.counts.put(batch, bucket, self.counts.of(bucket) + more)
-        values = dict(packed_values(decision.last, decision.times))
+        pack, times = LAST_SEEN.pack, decision.times
+        values = {a: pack(version, times.get(a, NO_TIME)) for a, version in decision.last.items()}
         for aggregate_id, value in values.items():
             batch.put(b"v" + aggregate_id.encode(), value)
         self.holds.store(batch, decision.holds)

@@ -8,38 +8,11 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from eventpub.admission import NO_TIME, Hold, Numbers
+from eventpub.admission import Hold
 from eventpub.index.database import NUMBER, Database
 
 LAST_SEEN = struct.Struct("<qq")
-_NEITHER = bytes(LAST_SEEN.size)
-
-
-def packed_values(last: Mapping[str, int], times: Mapping[str, int]) -> Iterable[tuple[str, bytes]]:
-    """The values to be stored of each aggregate of `last`."""
-    if isinstance(last, Numbers) and isinstance(times, Numbers) and last.names is times.names:
-        together = np.stack([last.numbers, times.numbers], 1).astype("<i8", copy=False).tobytes()
-        ends = range(0, len(together), LAST_SEEN.size)
-        values = (together[at : at + LAST_SEEN.size] for at in ends)
-        return zip(last.names, values, strict=True)
-    pack = LAST_SEEN.pack
-    return ((a, pack(version, times.get(a, NO_TIME))) for a, version in last.items())
-
-
-def last_and_times(
-    aggregate_ids: list[str], found: list[bytes | None]
-) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """The last version of the aggregates that have one, and when their rows were created."""
-    missing = None in found
-    together = b"".join(value or _NEITHER for value in found) if missing else b"".join(found)  # type: ignore[arg-type]
-    numbers = np.frombuffer(together, "<i8").reshape(-1, 2)
-    there = None
-    if missing:
-        there = np.fromiter((value is not None for value in found), bool, len(found))
-    last = Numbers(aggregate_ids, numbers[:, 0], there)
-    return last, Numbers(aggregate_ids, numbers[:, 1], there)
+"""An aggregate's last version, and when its rows were created."""
 
 
 def put_json(batch: Any, letter: bytes, values: Mapping[str, Any]) -> None:
