@@ -20,6 +20,7 @@ from eventpub.admission.model import (
     topic_partition,
     topic_partitions,
     values,
+    version_ranges,
     without,
 )
 from eventpub.admission.walk import tried_in_vain
@@ -49,5 +50,6 @@ __all__ = [
     "tried_in_vain",
     "unknown",
     "values",
+    "version_ranges",
     "without",
 ]

@@ -20,7 +20,7 @@ from eventpub.admission.model import (
     VersionRange,
     in_ranges,
     numbers_of,
-    runs_of,
+    version_ranges,
     without,
 )
 from eventpub.config import format_time
@@ -279,14 +279,8 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
             missing[row] = in_ranges(int(version[row]), known.skipped[ids[int(code[row])]])
     if known.baseline is not None:
         missing &= created > known.baseline
-    found: dict[str, set[int]] = {}
-    for row in np.flatnonzero(missing).tolist():
-        found.setdefault(ids[int(code[row])], set()).add(int(version[row]))
-    return [
-        VersionRange(aggregate_id, first, end)
-        for aggregate_id, versions in found.items()
-        for first, end in runs_of((number, number) for number in versions)
-    ]
+    rows = np.flatnonzero(missing).tolist()
+    return version_ranges((ids[int(code[row])], int(version[row])) for row in rows)
 
 
 def other_events(columns: Columns, last: np.ndarray, known: Known) -> np.ndarray:

@@ -264,6 +264,18 @@ def runs_of(ranges: Iterable[Versions]) -> list[Versions]:
     return runs
 
 
+def version_ranges(events: Iterable[tuple[str, int]]) -> list[VersionRange]:
+    """Aggregates and versions, in any order, as ranges."""
+    found: dict[str, set[int]] = {}
+    for aggregate_id, version in events:
+        found.setdefault(aggregate_id, set()).add(version)
+    return [
+        VersionRange(aggregate_id, first, last)
+        for aggregate_id, versions in found.items()
+        for first, last in runs_of((version, version) for version in versions)
+    ]
+
+
 def without(version: int, ranges: Iterable[Versions]) -> list[Versions]:
     left: list[Versions] = []
     for first, last in ranges:

@@ -15,7 +15,8 @@ import numpy as np
 from eventpub.admission import Known, Seen, topic_partition, values
 from eventpub.shard.assignment import index_folder
 from eventpub.shard.context import PublishingContext
-from eventpub.sink import Folded, oldest_events
+from eventpub.sink.folded import Folded
+from eventpub.sink.reading import oldest_events
 from eventpub.sink.topics import list_offsets
 
 

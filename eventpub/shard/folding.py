@@ -15,7 +15,10 @@ from eventpub.admission import Known, Rewritten, Seen, in_ranges
 from eventpub.channel import Folding
 from eventpub.shard.baseline import Baseline
 from eventpub.shard.context import PublishingContext
-from eventpub.sink import Folded, MissingMarkerError, topic_ids, topic_remade
+from eventpub.sink.faults import topic_remade
+from eventpub.sink.folded import Folded
+from eventpub.sink.missing_markers import MissingMarkerError
+from eventpub.sink.topics import topic_ids
 
 _SHOWN_EVERY = 1.0
 """Seconds between two reports of how far it is."""

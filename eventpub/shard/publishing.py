@@ -90,11 +90,12 @@ class Publishing:
             False where the shard waits for a gap, or stops, and the rest of the chunk with it.
         """
         context = self._context
+        most = context.parts.sizes.rows * 3 // 2
         begin = redos = 0
         while True:
             if context.sink.needs_replacement:
                 self._renew_sink()
-            end = begin + rows_within(rows, begin, context.pace.size)
+            end = begin + rows_within(rows, begin, context.pace.size, most)
             part, upto = rows.slice(begin, end - begin), position
             if end < rows.num_rows and position is not None:
                 upto = part.column("create_time")[-1].as_py() - 1
