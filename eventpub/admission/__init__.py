@@ -2,7 +2,7 @@
 
 from eventpub.admission.batch import CONFLICT, Counts, Decision, Rules
 from eventpub.admission.bulk import unknown
-from eventpub.admission.decide import Plan, plan
+from eventpub.admission.decide import Plan
 from eventpub.admission.model import (
     EVENTS,
     NO_TIME,
@@ -44,7 +44,6 @@ __all__ = [
     "after_fold",
     "in_ranges",
     "numbers_of",
-    "plan",
     "topic_partition",
     "topic_partitions",
     "tried_in_vain",

@@ -170,7 +170,7 @@ class Batch:
     """A batch while it is decided.
 
     Attributes:
-        rows, known, rules, now, open_since, skip_now: as of `plan`.
+        rows, known, rules, now, open_since, skip_now: as of `Plan`.
         counts, gaps, last, times, holds, skipped, rewritten: as of `Decision`.
         refused: rows that are no event, with the reason of each.
         late: rows of versions that were skipped.

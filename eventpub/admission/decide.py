@@ -3,7 +3,7 @@
 Pure: no I/O and no clock. A batch is decided in two steps, because what is missing must be looked
 for in the store in between:
 
-1. `plan` takes the window's rows and what the index knows, and says which versions to backtrack;
+1. `Plan` takes the window's rows and what the index knows, and says which versions to backtrack;
 2. `Plan.decide` takes what the backtrack found, and says what is published and remembered.
 
 For every aggregate, over all batches: versions are admitted in ascending order, each once, and
@@ -28,7 +28,19 @@ from eventpub.admission.walk import Walk, Walker
 
 
 class Plan:
-    """A batch between its two steps. Made by `plan`; see there.
+    """A batch between its two steps: what is plain, and what must be looked for in the store.
+
+    Args:
+        rows: rows of a window, schema `EVENTS`, any order; rows may repeat what was seen before.
+        known: what the index knows of the rows' aggregates, and all open holds.
+        rules: the configuration.
+        now: the database's time.
+        due: held aggregates to try again; of the others the rows only tell what waits, unless the
+            missing version is among them.
+        open_since: when the oldest transaction began that is open and may write, µs: a gap that
+            was seen after it is not skipped. None: there is none, or it is unknown.
+        retry_now: held aggregates to try although they are not due.
+        skip_now: held aggregates whose gap an operator asked to skip.
 
     Attributes:
         missing: versions to fetch by key, whatever their `create_time`.
@@ -36,24 +48,31 @@ class Plan:
             lies below it tells where the baseline of this aggregate ends; see `settle`.
     """
 
-    def __init__(self, batch: Batch, due: Collection[str], retry_now: Collection[str]) -> None:
-        self._batch = batch
-        self._retry_now = {*retry_now, *batch.skip_now}
+    def __init__(  # noqa: PLR0913 (options, by keyword)
+        self,
+        rows: pa.Table,
+        known: Known,
+        rules: Rules,
+        now: int,
+        due: Collection[str] = (),
+        *,
+        open_since: int | None = None,
+        retry_now: Collection[str] = (),
+        skip_now: Collection[str] = (),
+    ) -> None:
+        counts = Counts(rows=rows.num_rows)
+        self._batch = Batch(rows, known, rules, now, open_since, skip_now, counts)
+        self._retry_now = {*retry_now, *skip_now}
         self._due = {*due, *self._retry_now}
         self._walks: list[Walk] = []
         self.missing: list[VersionRange] = []
         self.first_sights: list[tuple[str, int]] = []
-
-    # -- first step ----------------------------------------------------------------------------
-
-    def split(self) -> None:
-        """Decide the contiguous aggregates in bulk and set the others apart."""
-        if self._batch.rows.num_rows:
+        if rows.num_rows:
             contiguous = Contiguous(self._batch)
             if len(contiguous.apart):
                 self._set_apart(contiguous.apart, contiguous.columns, contiguous.second)
         for aggregate_id in self._due - {walk.aggregate_id for walk in self._walks}:
-            hold = self._batch.known.holds.get(aggregate_id)
+            hold = known.holds.get(aggregate_id)
             if hold is not None:
                 self._begin(aggregate_id, hold.first_missing - 1, hold.since)
         for walk in self._walks:
@@ -185,37 +204,6 @@ class Plan:
         decision.events = everything if in_place else everything.take(rows)
         if publishes_late:
             decision.late = np.isin(rows, late)
-
-
-def plan(  # noqa: PLR0913 (options, by keyword)
-    rows: pa.Table,
-    known: Known,
-    rules: Rules,
-    now: int,
-    due: Collection[str] = (),
-    *,
-    open_since: int | None = None,
-    retry_now: Collection[str] = (),
-    skip_now: Collection[str] = (),
-) -> Plan:
-    """First step: what of these rows is plain, and what must be looked for in the store.
-
-    Args:
-        rows: rows of a window, schema `EVENTS`, any order; rows may repeat what was seen before.
-        known: what the index knows of the rows' aggregates, and all open holds.
-        rules: the configuration.
-        now: the database's time.
-        due: held aggregates to try again; of the others the rows only tell what waits, unless the
-            missing version is among them.
-        open_since: when the oldest transaction began that is open and may write, µs: a gap that
-            was seen after it is not skipped. None: there is none, or it is unknown.
-        retry_now: held aggregates to try although they are not due.
-        skip_now: held aggregates whose gap an operator asked to skip.
-    """
-    counts = Counts(rows=rows.num_rows)
-    made = Plan(Batch(rows, known, rules, now, open_since, skip_now, counts), due, retry_now)
-    made.split()
-    return made
 
 
 def _holes(last: int, seen: int, present: Iterable[int]) -> list[Versions]:

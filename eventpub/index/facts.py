@@ -16,8 +16,6 @@ from eventpub.index.database import Database, Items
 
 _TIMES_SETTLE = 86_400_000_000
 """µs: by so much at most do times differ that are read in two zones."""
-NO_TIMES = {"read_as": None, "since": None}
-"""Where nothing was published yet."""
 _FLAGS = ("skips", "refusals", "rewrites")
 
 Partition = tuple[str, int]
@@ -127,14 +125,12 @@ class Facts:
         """Whether contents are kept from now on; see `has_contents`."""
         self._note({"contents": are_kept})
 
-    def begin(self, baseline: int | None, *, everywhere: bool = False) -> None:
-        """Write the first facts of a new index; `baseline` as in `Known`, `everywhere` as there.
+    def begin(self, baseline: int | None) -> None:
+        """Write the first facts of a new index; `baseline` as in `Known`.
 
         Whether it stays is decided when the topic was read back once, to its end: see `undecided`.
         """
-        facts: dict[str, Any] = {"baseline": baseline, "offsets": {}, "times": NO_TIMES}
-        facts["everywhere"] = everywhere
-        self._note(facts | {"undecided": [False, 0, True]})
+        self._note(merged([], (), baseline, lambda *_: 0))
 
     def keep_times(self, read_as: str, now: int) -> None:
         """What is known of times before this was not kept by this way of reading them.
@@ -287,7 +283,7 @@ def merged(
         said = [facts[name] for facts in there if name in facts]
         if said:
             moved[name] = any(said)
-    moved["contents"] = all(facts is not None and facts.get("contents") for facts in former)
+    moved["contents"] = bool(former) and all((facts or {}).get("contents") for facts in former)
     positions = [None if facts is None else facts.get("position") for facts in former]
     known = [position for position in positions if position is not None]
     if known and len(known) == len(positions):
@@ -297,7 +293,7 @@ def merged(
     if lowest < highest:
         highest = max(lowest, min(highest, settled(moved.get("position"), highest)))
         moved["forgotten"] = of_each
-    moved |= {"baseline": highest or None, "undecided": [False, 0, False]}
+    moved |= {"baseline": highest or None, "undecided": [False, 0, not former]}
     return moved | {"times": _times(there)}
 
 

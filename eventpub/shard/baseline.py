@@ -44,7 +44,7 @@ class Baseline:
         self._meanwhile = meanwhile
 
     def begin_index(self) -> None:
-        """A new index, from those of another number of shards where there are any."""
+        """A new index, from those of another number of shards or partitions where there are any."""
         context = self._context
         assignment, beginning, shard = context.assignment, context.beginning, context.shard
         directories = [Path(folder) for folder in beginning.former_indexes]
@@ -54,9 +54,6 @@ class Baseline:
         # Partitions were added, or it is unknown whether any were: what was written before may be
         # where another shard writes now.
         everywhere = bool(beginning.former_indexes) or not beginning.is_placed
-        if not directories:
-            context.index.begin(assignment.start, everywhere=everywhere)
-            return
         own = shard.topic_partitions()
         partitions = assignment.partitions
         every = [(t, p) for t in assignment.config.sink.topics for p in range(partitions)]

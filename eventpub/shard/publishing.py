@@ -83,7 +83,7 @@ class Publishing:
             rows: of the window.
             position: what the index has accounted for after it; None: as before.
             due: also try so many of the holds that are due.
-            retry_now, skip_now: as in `admission.plan`.
+            retry_now, skip_now: as of `admission.Plan`.
             since: rows created from then on are published, µs, also where the start was later.
 
         Returns:
@@ -140,7 +140,7 @@ class Publishing:
 
         def decide(some: pa.Table) -> Decision:
             with context.timed("admit"):
-                plan = admission.plan(
+                plan = admission.Plan(
                     some,
                     known,
                     context.rules,

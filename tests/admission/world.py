@@ -122,7 +122,7 @@ class World:
         self.now = max(self.now, now)
         due = [a for a, hold in self.holds.items() if hold.next_attempt <= self.now]
         ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
-        plan = admission.plan(
+        plan = admission.Plan(
             rows,
             self.known(list(dict.fromkeys([*ids, *due, *retry_now, *skip_now]))),
             self.rules,
