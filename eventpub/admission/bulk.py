@@ -78,8 +78,8 @@ class Contiguous:
             if len(ends) < len(ids):
                 names = [ids[i] for i in c[plain][ends].tolist()]
             times = self._newest(names, steady[taken], ends)
-            batch.last.update(zip(names, v[plain][ends].tolist(), strict=True))
-            batch.times.update(zip(names, times.tolist(), strict=True))
+            batch.decision.last.update(zip(names, v[plain][ends].tolist(), strict=True))
+            batch.decision.times.update(zip(names, times.tolist(), strict=True))
         self.apart = order[~plain]
 
     def _last_and_apart(self) -> tuple[np.ndarray, np.ndarray]:
@@ -100,8 +100,8 @@ class Contiguous:
     def _newest(self, names: list[str], created: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """When the rows of some aggregates were created, by aggregate and version, packed."""
         batch, known = self._batch, self._batch.known.times
-        if batch.times:
-            known = {**known, **batch.times}
+        if batch.decision.times:
+            known = {**known, **batch.decision.times}
         before = numbers_of(names, known, batch.unknown_time)
         starts = np.append(0, ends[:-1] + 1)
         newest = np.maximum(before >> 1, np.maximum.reduceat(created, starts))
@@ -117,14 +117,14 @@ class Contiguous:
         contents: dict[tuple[str, int], set[bytes]] = {}
         for row in order.tolist():
             if baseline is not None and created[row] <= baseline:
-                self._batch.counts.baseline += 1
+                self._batch.decision.counts.baseline += 1
                 continue
             aggregate_id, number = ids[int(code[row])], int(version[row])
             of_aggregate, event = refused.setdefault(aggregate_id, set()), (aggregate_id, number)
             content = set(self._batch.contents(row))
             before = contents.setdefault(event, set(known.contents.get(event, ())))
             if number in of_aggregate and (not before or content <= before):
-                self._batch.counts.duplicates += 1
+                self._batch.decision.counts.duplicates += 1
                 continue
             before |= content
             of_aggregate.add(number)
@@ -151,9 +151,9 @@ class Contiguous:
                 may_be_late &= created[order] > batch.known.baseline
             for i in np.flatnonzero(may_be_late).tolist():
                 aggregate_id = ids[c[i]]
-                ranges = batch.skipped.get(aggregate_id, skipped[aggregate_id])
+                ranges = batch.decision.skipped.get(aggregate_id, skipped[aggregate_id])
                 if in_ranges(int(v[i]), ranges):
-                    batch.skipped[aggregate_id] = without(int(v[i]), ranges)
+                    batch.decision.skipped[aggregate_id] = without(int(v[i]), ranges)
                     batch.late.append(int(order[i]))
                     batch.raise_time(aggregate_id, int(steady[order[i]]))
         published = order[old]
@@ -163,10 +163,10 @@ class Contiguous:
         if len(published) and batch.rules.times_last:
             refuse_conflicts(batch, self.columns, published, last)
         dropped = old | repeated
-        batch.counts.duplicates += int(dropped.sum()) - len(batch.late)
+        batch.decision.counts.duplicates += int(dropped.sum()) - len(batch.late)
         if batch.rules.contents_of is not None:
             self.second = order[repeated & ~old]
-            batch.counts.duplicates -= len(self.second)
+            batch.decision.counts.duplicates -= len(self.second)
         left: np.ndarray = order[~dropped]
         return left
 
@@ -195,23 +195,23 @@ def refuse_conflicts(batch: Batch, columns: Columns, rows: np.ndarray, last: np.
         before = Seen.unpacked(known.times.get(aggregate_id, batch.unknown_time))
         rewritten = known.rewritten.get(aggregate_id)
         if rewritten is None or not rewritten.differs(number, at):
-            batch.rewritten[aggregate_id] = Rewritten(before.newest, of_last)
+            batch.decision.rewritten[aggregate_id] = Rewritten(before.newest, of_last)
         else:
-            batch.rewritten.setdefault(aggregate_id, rewritten)
+            batch.decision.rewritten.setdefault(aggregate_id, rewritten)
         seen = batch.seen(aggregate_id)
         # of the last version, the next time both are duplicates: nothing tells which it is
         is_of_last = seen.is_of_last and number != of_last and at <= seen.newest
-        batch.times[aggregate_id] = Seen(max(at, seen.newest), is_of_last).packed()
+        batch.decision.times[aggregate_id] = Seen(max(at, seen.newest), is_of_last).packed()
         is_of_it = before.is_of_last and number == of_last
         which = "this version" if is_of_it else "versions up to a higher one"
-        since = format_time(batch.rewritten[aggregate_id].since)
+        since = format_time(batch.decision.rewritten[aggregate_id].since)
         reason = (
             f"{CONFLICT}: another event of this version was published before; {which} had been"
             f" created by {since}, this row at {format_time(int(created[row]))}"
         )
         batch.refused.append((row, reason))
-        batch.counts.conflicts += 1
-        batch.counts.duplicates -= 1
+        batch.decision.counts.conflicts += 1
+        batch.decision.counts.duplicates -= 1
     note_decided(batch, columns, conflicts)
     note_decided(batch, columns, batch.late)
 
@@ -236,7 +236,7 @@ def refuse_second_rows(batch: Batch, columns: Columns, rows: np.ndarray) -> set[
             of_version |= set(batch.contents(row))
         elif of_version and (baseline is None or columns.created[row] > baseline):
             compared.add(row)
-            batch.counts.duplicates -= batch.refuse_second(batch.rows, row, of_version)
+            batch.decision.counts.duplicates -= batch.refuse_second(batch.rows, row, of_version)
     return compared
 
 
@@ -244,9 +244,9 @@ def note_decided(batch: Batch, columns: Columns, rows: Iterable[int]) -> None:
     """Rows of versions up to the last that are not dropped: a replay of them is."""
     for row in rows:
         aggregate_id, number, at = columns.at(row)
-        of = batch.rewritten.get(aggregate_id) or batch.known.rewritten.get(aggregate_id)
+        of = batch.decision.rewritten.get(aggregate_id) or batch.known.rewritten.get(aggregate_id)
         if of is not None and of.differs(number, at):
-            batch.rewritten[aggregate_id] = of.plus(number, at)
+            batch.decision.rewritten[aggregate_id] = of.plus(number, at)
 
 
 def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRange]:

@@ -60,8 +60,8 @@ class Plan:
         retry_now: Collection[str] = (),
         skip_now: Collection[str] = (),
     ) -> None:
-        counts = Counts(rows=rows.num_rows)
-        self._batch = Batch(rows, known, rules, now, open_since, skip_now, counts)
+        decision = Decision(rows.slice(0, 0), counts=Counts(rows=rows.num_rows))
+        self._batch = Batch(rows, known, rules, now, open_since, skip_now, decision)
         self._retry_now = {*retry_now, *skip_now}
         self._due = {*due, *self._retry_now}
         self._walks: list[Walk] = []
@@ -151,7 +151,7 @@ class Plan:
             found: what the store has of `missing`, or as much of it as one batch may hold.
             rest: what of `missing` was not read; of each aggregate, what lies below it was.
         """
-        batch = self._batch
+        batch, decision = self._batch, self._batch.decision
         everything = pa.concat_tables([batch.rows, found]) if found.num_rows else batch.rows
         fetched, second = _by_aggregate(found, batch.rows.num_rows)
         unread: dict[str, int] = {}
@@ -163,31 +163,21 @@ class Plan:
             walk.second += second.get(a, [])
             reachable = min(walk.seen, unread.get(a, walk.seen + 1) - 1)
             walker.decide(walk, fetched.get(a, {}), reachable)
-        for a in batch.times.keys() - batch.last.keys():
-            batch.last[a] = batch.known.last.get(a, batch.rules.first_version - 1)
-        decision = Decision(
-            batch.rows.slice(0, 0),
-            gaps=batch.gaps,
-            last=batch.last,
-            times=batch.times,
-            holds=batch.holds,
-            skipped=batch.skipped,
-            rewritten=batch.rewritten,
-            counts=batch.counts,
-        )
+        for a in decision.times.keys() - decision.last.keys():
+            decision.last[a] = batch.known.last.get(a, batch.rules.first_version - 1)
         if batch.refused:
             rows, reasons = zip(*batch.refused, strict=True)
             decision.refused = everything.take(list(rows)), list(reasons)
-            batch.counts.refused += len(rows)
-        self._order_events(everything, decision)
+            decision.counts.refused += len(rows)
+        self._order_events(everything)
         return decision
 
-    def _order_events(self, everything: pa.Table, decision: Decision) -> None:
+    def _order_events(self, everything: pa.Table) -> None:
         """Across aggregates by `create_time`, within one always by version."""
-        batch, counts = self._batch, self._batch.counts
+        batch, decision = self._batch, self._batch.decision
         late = np.array(batch.late, dtype=np.int64)
-        counts.late += len(late)
-        counts.admitted += sum(len(rows) for rows, _ in batch.admitted)
+        decision.counts.late += len(late)
+        decision.counts.admitted += sum(len(rows) for rows, _ in batch.admitted)
         if len(late) and batch.rules.late == "divert":
             decision.diverted = everything.take(late)
         publishes_late = len(late) > 0 and batch.rules.late == "publish"
