@@ -200,7 +200,7 @@ class Aggregates(Facts):
         skipped: dict[str, list[tuple[int, int]]] = {}
         for aggregate_id, ranges in known.skipped.items():
             left = list(ranges)
-            for version in versions[aggregate_id]:
+            for version in versions.get(aggregate_id, ()):
                 left = without(version, left)
             if left != list(ranges):
                 skipped[aggregate_id] = left
