@@ -2,13 +2,12 @@
 
 from eventpub.admission.batch import CONFLICT, Counts, Decision, Rules
 from eventpub.admission.bulk import unknown
-from eventpub.admission.decide import Plan, plan
+from eventpub.admission.decide import Plan
 from eventpub.admission.model import (
     EVENTS,
     NO_TIME,
     Hold,
     Known,
-    Numbers,
     Rewritten,
     Seen,
     Shard,
@@ -21,6 +20,7 @@ from eventpub.admission.model import (
     topic_partition,
     topic_partitions,
     values,
+    version_ranges,
     without,
 )
 from eventpub.admission.walk import tried_in_vain
@@ -33,7 +33,6 @@ __all__ = [
     "Decision",
     "Hold",
     "Known",
-    "Numbers",
     "Plan",
     "Rewritten",
     "Rules",
@@ -45,11 +44,11 @@ __all__ = [
     "after_fold",
     "in_ranges",
     "numbers_of",
-    "plan",
     "topic_partition",
     "topic_partitions",
     "tried_in_vain",
     "unknown",
     "values",
+    "version_ranges",
     "without",
 ]

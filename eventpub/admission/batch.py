@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -118,8 +118,8 @@ class Decision:
     late: np.ndarray | None = None
     diverted: pa.Table | None = None
     gaps: list[SkippedGap] = field(default_factory=list)
-    last: Mapping[str, int] = field(default_factory=dict)
-    times: Mapping[str, int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
     holds: dict[str, Hold | None] = field(default_factory=dict)
     skipped: dict[str, list[Versions]] = field(default_factory=dict)
     rewritten: dict[str, Rewritten] = field(default_factory=dict)
@@ -170,8 +170,8 @@ class Batch:
     """A batch while it is decided.
 
     Attributes:
-        rows, known, rules, now, open_since, skip_now: as of `plan`.
-        counts, gaps, last, times, holds, skipped, rewritten: as of `Decision`.
+        rows, known, rules, now, open_since, skip_now: as of `Plan`.
+        decision: what is decided so far; its rows are added at the end.
         refused: rows that are no event, with the reason of each.
         late: rows of versions that were skipped.
         admitted: rows that are published, and by what they are ordered across aggregates.
@@ -183,13 +183,7 @@ class Batch:
     now: int
     open_since: int | None
     skip_now: Collection[str]
-    counts: Counts
-    gaps: list[SkippedGap] = field(default_factory=list)
-    holds: dict[str, Hold | None] = field(default_factory=dict)
-    last: dict[str, int] = field(default_factory=dict)
-    times: dict[str, int] = field(default_factory=dict)
-    skipped: dict[str, list[Versions]] = field(default_factory=dict)
-    rewritten: dict[str, Rewritten] = field(default_factory=dict)
+    decision: Decision
     refused: list[tuple[int, str]] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
     admitted: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
@@ -203,7 +197,7 @@ class Batch:
     def seen(self, aggregate_id: str) -> Seen:
         """When the rows of an aggregate were created, with what is decided so far."""
         known = self.known.times.get(aggregate_id, self.unknown_time)
-        return Seen.unpacked(self.times.get(aggregate_id, known))
+        return Seen.unpacked(self.decision.times.get(aggregate_id, known))
 
     def contents(self, row: int) -> list[bytes]:
         """What tells one of the rows from others of its version; none where that is not asked."""
@@ -226,11 +220,11 @@ class Batch:
         aggregate_id, version = (rows.column(n)[row].as_py() for n in ("aggregate_id", "version"))
         was_known = (aggregate_id, version) in self.known.contents  # its row may be gone by now
         self.refused.append((row, _SECOND_ROW % (_BEFORE if was_known else _BOTH)))
-        self.counts.conflicts += 1
+        self.decision.counts.conflicts += 1
         created = self.rules.steady(rows.column("create_time")[row : row + 1].to_numpy())
         self.raise_time(aggregate_id, int(created[0]))
         return True
 
     def raise_time(self, aggregate_id: str, created: int) -> None:
         """Note a row that is decided and leaves the last version as it is."""
-        self.times[aggregate_id] = self.seen(aggregate_id).raised(created).packed()
+        self.decision.times[aggregate_id] = self.seen(aggregate_id).raised(created).packed()

@@ -15,13 +15,12 @@ from eventpub.admission.batch import CONFLICT, NEVER_SEEN, Batch, Columns, Rules
 from eventpub.admission.model import (
     NO_TIME,
     Known,
-    Numbers,
     Rewritten,
     Seen,
     VersionRange,
     in_ranges,
     numbers_of,
-    runs_of,
+    version_ranges,
     without,
 )
 from eventpub.config import format_time
@@ -36,38 +35,36 @@ class Contiguous:
     Attributes:
         columns: of the batch's rows.
         apart: rows of the aggregates that must be walked one by one, by aggregate and version.
-        second: where the table allows them, rows of versions that another row of `apart` has, and
-            that one.
-        plain: last versions and times of the aggregates that are decided; None: none is.
+        second: where the table allows them, rows of versions that another row of `apart` has.
     """
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self.columns = Columns.of(batch.rows, batch.rules)
         self.apart: np.ndarray = np.zeros(0, np.int64)
-        self.second: tuple[np.ndarray, np.ndarray] = (self.apart, self.apart)
-        self.plain: tuple[Numbers, Numbers] | None = None
+        self.second = self.apart
         self._decide()
 
     def _decide(self) -> None:
+        batch = self._batch
         ids, code, version, created, steady = self.columns
         last, apart = self._last_and_apart()
         order = np.lexsort((version, code))
-        below = version[order] < self._batch.rules.first_version
+        below = version[order] < batch.rules.first_version
         if below.any():
             self._refuse_below(order[below])
             order = order[~below]
         order = self._drop_known(order, last)
+        apart[code[self.second]] = True
 
         c, v, t = code[order], version[order], created[order]
         same = np.zeros(len(order), dtype=bool)
         same[1:] = c[1:] == c[:-1]
         before = np.where(same, np.roll(v, 1), last[c])
-        if self._batch.rules.backtrack:
+        if batch.rules.backtrack:
             broken = v != before + 1
             apart[c[broken]] = True
 
-        self._refuse_second(apart)
         plain = ~apart[c]
         taken = order[plain]
         if len(taken):
@@ -75,13 +72,14 @@ class Contiguous:
             inverted = same[plain] & (key < np.roll(key, 1))
             if inverted.any():
                 key = _running_maximum(key, c[plain])
-            self._batch.admitted.append((taken, key))
+            batch.admitted.append((taken, key))
             ends = np.flatnonzero(np.append(c[plain][1:] != c[plain][:-1], True))
             names = ids
             if len(ends) < len(ids):
                 names = [ids[i] for i in c[plain][ends].tolist()]
             times = self._newest(names, steady[taken], ends)
-            self.plain = Numbers(names, v[plain][ends]), Numbers(names, times)
+            batch.decision.last.update(zip(names, v[plain][ends].tolist(), strict=True))
+            batch.decision.times.update(zip(names, times.tolist(), strict=True))
         self.apart = order[~plain]
 
     def _last_and_apart(self) -> tuple[np.ndarray, np.ndarray]:
@@ -101,11 +99,10 @@ class Contiguous:
 
     def _newest(self, names: list[str], created: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """When the rows of some aggregates were created, by aggregate and version, packed."""
-        before = numbers_of(names, self._batch.known.times, self._batch.unknown_time)
-        if self._batch.times:
-            before = numbers_of(
-                names, dict(zip(names, before.tolist(), strict=True)) | self._batch.times, 0
-            )
+        batch, known = self._batch, self._batch.known.times
+        if batch.decision.times:
+            known = {**known, **batch.decision.times}
+        before = numbers_of(names, known, batch.unknown_time)
         starts = np.append(0, ends[:-1] + 1)
         newest = np.maximum(before >> 1, np.maximum.reduceat(created, starts))
         packed: np.ndarray = newest << 1 | (created[ends] == newest)
@@ -120,14 +117,14 @@ class Contiguous:
         contents: dict[tuple[str, int], set[bytes]] = {}
         for row in order.tolist():
             if baseline is not None and created[row] <= baseline:
-                self._batch.counts.baseline += 1
+                self._batch.decision.counts.baseline += 1
                 continue
             aggregate_id, number = ids[int(code[row])], int(version[row])
             of_aggregate, event = refused.setdefault(aggregate_id, set()), (aggregate_id, number)
             content = set(self._batch.contents(row))
             before = contents.setdefault(event, set(known.contents.get(event, ())))
             if number in of_aggregate and (not before or content <= before):
-                self._batch.counts.duplicates += 1
+                self._batch.decision.counts.duplicates += 1
                 continue
             before |= content
             of_aggregate.add(number)
@@ -154,9 +151,9 @@ class Contiguous:
                 may_be_late &= created[order] > batch.known.baseline
             for i in np.flatnonzero(may_be_late).tolist():
                 aggregate_id = ids[c[i]]
-                ranges = batch.skipped.get(aggregate_id, skipped[aggregate_id])
+                ranges = batch.decision.skipped.get(aggregate_id, skipped[aggregate_id])
                 if in_ranges(int(v[i]), ranges):
-                    batch.skipped[aggregate_id] = without(int(v[i]), ranges)
+                    batch.decision.skipped[aggregate_id] = without(int(v[i]), ranges)
                     batch.late.append(int(order[i]))
                     batch.raise_time(aggregate_id, int(steady[order[i]]))
         published = order[old]
@@ -166,25 +163,12 @@ class Contiguous:
         if len(published) and batch.rules.times_last:
             refuse_conflicts(batch, self.columns, published, last)
         dropped = old | repeated
-        batch.counts.duplicates += int(dropped.sum()) - len(batch.late)
+        batch.decision.counts.duplicates += int(dropped.sum()) - len(batch.late)
         if batch.rules.contents_of is not None:
-            second = repeated & ~old
-            first_of_version = np.maximum.accumulate(np.where(repeated, 0, np.arange(len(order))))
-            self.second = order[second], order[first_of_version[second]]
+            self.second = order[repeated & ~old]
+            batch.decision.counts.duplicates -= len(self.second)
         left: np.ndarray = order[~dropped]
         return left
-
-    def _refuse_second(self, apart: np.ndarray) -> None:
-        """Second rows of versions that are admitted; those set apart wait for their aggregates."""
-        contents: dict[int, set[bytes]] = {}
-        rows, firsts = self.second
-        waits = apart[self.columns.code[rows]]
-        for row, first in zip(rows[~waits].tolist(), firsts[~waits].tolist(), strict=True):
-            of_version = contents.setdefault(first, set(self._batch.contents(first)))
-            refused = self._batch.refuse_second(self._batch.rows, row, of_version)
-            self._batch.counts.duplicates -= refused
-        self._batch.counts.duplicates -= int(waits.sum())
-        self.second = rows[waits], firsts[waits]
 
 
 def _running_maximum(times: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -211,23 +195,23 @@ def refuse_conflicts(batch: Batch, columns: Columns, rows: np.ndarray, last: np.
         before = Seen.unpacked(known.times.get(aggregate_id, batch.unknown_time))
         rewritten = known.rewritten.get(aggregate_id)
         if rewritten is None or not rewritten.differs(number, at):
-            batch.rewritten[aggregate_id] = Rewritten(before.newest, of_last)
+            batch.decision.rewritten[aggregate_id] = Rewritten(before.newest, of_last)
         else:
-            batch.rewritten.setdefault(aggregate_id, rewritten)
+            batch.decision.rewritten.setdefault(aggregate_id, rewritten)
         seen = batch.seen(aggregate_id)
         # of the last version, the next time both are duplicates: nothing tells which it is
         is_of_last = seen.is_of_last and number != of_last and at <= seen.newest
-        batch.times[aggregate_id] = Seen(max(at, seen.newest), is_of_last).packed()
+        batch.decision.times[aggregate_id] = Seen(max(at, seen.newest), is_of_last).packed()
         is_of_it = before.is_of_last and number == of_last
         which = "this version" if is_of_it else "versions up to a higher one"
-        since = format_time(batch.rewritten[aggregate_id].since)
+        since = format_time(batch.decision.rewritten[aggregate_id].since)
         reason = (
             f"{CONFLICT}: another event of this version was published before; {which} had been"
             f" created by {since}, this row at {format_time(int(created[row]))}"
         )
         batch.refused.append((row, reason))
-        batch.counts.conflicts += 1
-        batch.counts.duplicates -= 1
+        batch.decision.counts.conflicts += 1
+        batch.decision.counts.duplicates -= 1
     note_decided(batch, columns, conflicts)
     note_decided(batch, columns, batch.late)
 
@@ -252,7 +236,7 @@ def refuse_second_rows(batch: Batch, columns: Columns, rows: np.ndarray) -> set[
             of_version |= set(batch.contents(row))
         elif of_version and (baseline is None or columns.created[row] > baseline):
             compared.add(row)
-            batch.counts.duplicates -= batch.refuse_second(batch.rows, row, of_version)
+            batch.decision.counts.duplicates -= batch.refuse_second(batch.rows, row, of_version)
     return compared
 
 
@@ -260,9 +244,9 @@ def note_decided(batch: Batch, columns: Columns, rows: Iterable[int]) -> None:
     """Rows of versions up to the last that are not dropped: a replay of them is."""
     for row in rows:
         aggregate_id, number, at = columns.at(row)
-        of = batch.rewritten.get(aggregate_id) or batch.known.rewritten.get(aggregate_id)
+        of = batch.decision.rewritten.get(aggregate_id) or batch.known.rewritten.get(aggregate_id)
         if of is not None and of.differs(number, at):
-            batch.rewritten[aggregate_id] = of.plus(number, at)
+            batch.decision.rewritten[aggregate_id] = of.plus(number, at)
 
 
 def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRange]:
@@ -295,14 +279,8 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
             missing[row] = in_ranges(int(version[row]), known.skipped[ids[int(code[row])]])
     if known.baseline is not None:
         missing &= created > known.baseline
-    found: dict[str, set[int]] = {}
-    for row in np.flatnonzero(missing).tolist():
-        found.setdefault(ids[int(code[row])], set()).add(int(version[row]))
-    return [
-        VersionRange(aggregate_id, first, end)
-        for aggregate_id, versions in found.items()
-        for first, end in runs_of((number, number) for number in versions)
-    ]
+    rows = np.flatnonzero(missing).tolist()
+    return version_ranges((ids[int(code[row])], int(version[row])) for row in rows)
 
 
 def other_events(columns: Columns, last: np.ndarray, known: Known) -> np.ndarray:

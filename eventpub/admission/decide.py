@@ -3,7 +3,7 @@
 Pure: no I/O and no clock. A batch is decided in two steps, because what is missing must be looked
 for in the store in between:
 
-1. `plan` takes the window's rows and what the index knows, and says which versions to backtrack;
+1. `Plan` takes the window's rows and what the index knows, and says which versions to backtrack;
 2. `Plan.decide` takes what the backtrack found, and says what is published and remembered.
 
 For every aggregate, over all batches: versions are admitted in ascending order, each once, and
@@ -23,12 +23,24 @@ import pyarrow as pa
 
 from eventpub.admission.batch import Batch, Columns, Counts, Decision, Rules
 from eventpub.admission.bulk import Contiguous
-from eventpub.admission.model import NO_TIME, Known, Numbers, VersionRange, Versions, values
+from eventpub.admission.model import NO_TIME, Known, VersionRange, Versions, values
 from eventpub.admission.walk import Walk, Walker
 
 
 class Plan:
-    """A batch between its two steps. Made by `plan`; see there.
+    """A batch between its two steps: what is plain, and what must be looked for in the store.
+
+    Args:
+        rows: rows of a window, schema `EVENTS`, any order; rows may repeat what was seen before.
+        known: what the index knows of the rows' aggregates, and all open holds.
+        rules: the configuration.
+        now: the database's time.
+        due: held aggregates to try again; of the others the rows only tell what waits, unless the
+            missing version is among them.
+        open_since: when the oldest transaction began that is open and may write, µs: a gap that
+            was seen after it is not skipped. None: there is none, or it is unknown.
+        retry_now: held aggregates to try although they are not due.
+        skip_now: held aggregates whose gap an operator asked to skip.
 
     Attributes:
         missing: versions to fetch by key, whatever their `create_time`.
@@ -36,26 +48,31 @@ class Plan:
             lies below it tells where the baseline of this aggregate ends; see `settle`.
     """
 
-    def __init__(self, batch: Batch, due: Collection[str], retry_now: Collection[str]) -> None:
-        self._batch = batch
-        self._retry_now = {*retry_now, *batch.skip_now}
+    def __init__(  # noqa: PLR0913 (options, by keyword)
+        self,
+        rows: pa.Table,
+        known: Known,
+        rules: Rules,
+        now: int,
+        due: Collection[str] = (),
+        *,
+        open_since: int | None = None,
+        retry_now: Collection[str] = (),
+        skip_now: Collection[str] = (),
+    ) -> None:
+        decision = Decision(rows.slice(0, 0), counts=Counts(rows=rows.num_rows))
+        self._batch = Batch(rows, known, rules, now, open_since, skip_now, decision)
+        self._retry_now = {*retry_now, *skip_now}
         self._due = {*due, *self._retry_now}
-        self._plain: tuple[Numbers, Numbers] | None = None  # last and times, decided in bulk
         self._walks: list[Walk] = []
         self.missing: list[VersionRange] = []
         self.first_sights: list[tuple[str, int]] = []
-
-    # -- first step ----------------------------------------------------------------------------
-
-    def split(self) -> None:
-        """Decide the contiguous aggregates in bulk and set the others apart."""
-        if self._batch.rows.num_rows:
+        if rows.num_rows:
             contiguous = Contiguous(self._batch)
-            self._plain = contiguous.plain
             if len(contiguous.apart):
-                self._set_apart(contiguous.apart, contiguous.columns, contiguous.second[0])
+                self._set_apart(contiguous.apart, contiguous.columns, contiguous.second)
         for aggregate_id in self._due - {walk.aggregate_id for walk in self._walks}:
-            hold = self._batch.known.holds.get(aggregate_id)
+            hold = known.holds.get(aggregate_id)
             if hold is not None:
                 self._begin(aggregate_id, hold.first_missing - 1, hold.since)
         for walk in self._walks:
@@ -134,7 +151,7 @@ class Plan:
             found: what the store has of `missing`, or as much of it as one batch may hold.
             rest: what of `missing` was not read; of each aggregate, what lies below it was.
         """
-        batch = self._batch
+        batch, decision = self._batch, self._batch.decision
         everything = pa.concat_tables([batch.rows, found]) if found.num_rows else batch.rows
         fetched, second = _by_aggregate(found, batch.rows.num_rows)
         unread: dict[str, int] = {}
@@ -146,41 +163,21 @@ class Plan:
             walk.second += second.get(a, [])
             reachable = min(walk.seen, unread.get(a, walk.seen + 1) - 1)
             walker.decide(walk, fetched.get(a, {}), reachable)
-        last, times = self._remembered()
-        decision = Decision(
-            batch.rows.slice(0, 0),
-            gaps=batch.gaps,
-            last=last,
-            times=times,
-            holds=batch.holds,
-            skipped=batch.skipped,
-            rewritten=batch.rewritten,
-            counts=batch.counts,
-        )
+        for a in decision.times.keys() - decision.last.keys():
+            decision.last[a] = batch.known.last.get(a, batch.rules.first_version - 1)
         if batch.refused:
             rows, reasons = zip(*batch.refused, strict=True)
             decision.refused = everything.take(list(rows)), list(reasons)
-            batch.counts.refused += len(rows)
-        self._order_events(everything, decision)
+            decision.counts.refused += len(rows)
+        self._order_events(everything)
         return decision
 
-    def _remembered(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        if self._plain is not None and not (self._batch.last or self._batch.times):
-            return self._plain
-        last, times = {**self._batch.last}, {**self._batch.times}
-        if self._plain is not None:
-            last.update(self._plain[0])
-            times.update(self._plain[1])
-        for a in times.keys() - last.keys():
-            last[a] = self._batch.known.last.get(a, self._batch.rules.first_version - 1)
-        return last, times
-
-    def _order_events(self, everything: pa.Table, decision: Decision) -> None:
+    def _order_events(self, everything: pa.Table) -> None:
         """Across aggregates by `create_time`, within one always by version."""
-        batch, counts = self._batch, self._batch.counts
+        batch, decision = self._batch, self._batch.decision
         late = np.array(batch.late, dtype=np.int64)
-        counts.late += len(late)
-        counts.admitted += sum(len(rows) for rows, _ in batch.admitted)
+        decision.counts.late += len(late)
+        decision.counts.admitted += sum(len(rows) for rows, _ in batch.admitted)
         if len(late) and batch.rules.late == "divert":
             decision.diverted = everything.take(late)
         publishes_late = len(late) > 0 and batch.rules.late == "publish"
@@ -197,37 +194,6 @@ class Plan:
         decision.events = everything if in_place else everything.take(rows)
         if publishes_late:
             decision.late = np.isin(rows, late)
-
-
-def plan(  # noqa: PLR0913 (options, by keyword)
-    rows: pa.Table,
-    known: Known,
-    rules: Rules,
-    now: int,
-    due: Collection[str] = (),
-    *,
-    open_since: int | None = None,
-    retry_now: Collection[str] = (),
-    skip_now: Collection[str] = (),
-) -> Plan:
-    """First step: what of these rows is plain, and what must be looked for in the store.
-
-    Args:
-        rows: rows of a window, schema `EVENTS`, any order; rows may repeat what was seen before.
-        known: what the index knows of the rows' aggregates, and all open holds.
-        rules: the configuration.
-        now: the database's time.
-        due: held aggregates to try again; of the others the rows only tell what waits, unless the
-            missing version is among them.
-        open_since: when the oldest transaction began that is open and may write, µs: a gap that
-            was seen after it is not skipped. None: there is none, or it is unknown.
-        retry_now: held aggregates to try although they are not due.
-        skip_now: held aggregates whose gap an operator asked to skip.
-    """
-    counts = Counts(rows=rows.num_rows)
-    made = Plan(Batch(rows, known, rules, now, open_since, skip_now, counts), due, retry_now)
-    made.split()
-    return made
 
 
 def _holes(last: int, seen: int, present: Iterable[int]) -> list[Versions]:

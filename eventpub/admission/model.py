@@ -10,7 +10,7 @@ are counted, and counted again, by bucket.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
@@ -153,63 +153,8 @@ class Hold:
     catching_up: bool = False
 
 
-class Numbers(Mapping[str, int]):
-    """A number of each of many aggregates, as arrays: a dictionary only where one is asked for.
-
-    There are as many as a transaction has rows, and nearly all are wanted together.
-
-    Args:
-        names: the aggregates, each once.
-        numbers: of each, int64.
-        there: which of them have one; None: all have.
-    """
-
-    def __init__(
-        self, names: list[str], numbers: np.ndarray, there: np.ndarray | None = None
-    ) -> None:
-        self.names = names
-        self.numbers = numbers
-        self._there = there
-        self._dictionary: dict[str, int] | None = None
-
-    def of(self, names: list[str], otherwise: int) -> np.ndarray:
-        """The number of each of some aggregates, in a new array: fast for the first of `names`."""
-        count = len(names)
-        if self.names is not names and self.names[:count] != names:
-            return _looked_up(names, self._found, otherwise)
-        found: np.ndarray = self.numbers[:count].copy()
-        if self._there is not None:
-            found[~self._there[:count]] = otherwise
-        return found
-
-    @property
-    def _found(self) -> dict[str, int]:
-        if self._dictionary is None:
-            found = dict(zip(self.names, self.numbers.tolist(), strict=True))
-            if self._there is not None:
-                for number in np.flatnonzero(~self._there).tolist():
-                    del found[self.names[number]]
-            self._dictionary = found
-        return self._dictionary
-
-    def __getitem__(self, aggregate_id: str) -> int:
-        return self._found[aggregate_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-
 def numbers_of(names: list[str], known: Mapping[str, int], otherwise: int) -> np.ndarray:
-    """The number of each of some aggregates, in a new array."""
-    if isinstance(known, Numbers):
-        return known.of(names, otherwise)
-    return _looked_up(names, known, otherwise)
-
-
-def _looked_up(names: list[str], known: Mapping[str, int], otherwise: int) -> np.ndarray:
+    """The number of each of some aggregates."""
     return np.fromiter(map(known.get, names, repeat(otherwise)), np.int64, len(names))
 
 
@@ -317,6 +262,18 @@ def runs_of(ranges: Iterable[Versions]) -> list[Versions]:
         else:
             runs.append((first, last))
     return runs
+
+
+def version_ranges(events: Iterable[tuple[str, int]]) -> list[VersionRange]:
+    """Aggregates and versions, in any order, as ranges."""
+    found: dict[str, set[int]] = {}
+    for aggregate_id, version in events:
+        found.setdefault(aggregate_id, set()).add(version)
+    return [
+        VersionRange(aggregate_id, first, last)
+        for aggregate_id, versions in found.items()
+        for first, last in runs_of((version, version) for version in versions)
+    ]
 
 
 def without(version: int, ranges: Iterable[Versions]) -> list[Versions]:

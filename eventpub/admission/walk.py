@@ -65,9 +65,9 @@ class Walker:
         assert last is not None, "settle was not called"
         if not walk.asks_store:
             assert hold is not None
-            self._batch.counts.held += len(walk.rows) + len(walk.second)
+            self._batch.decision.counts.held += len(walk.rows) + len(walk.second)
             waits = replace(hold, seen=walk.seen, since=walk.since)
-            self._batch.holds[walk.aggregate_id] = waits
+            self._batch.decision.holds[walk.aggregate_id] = waits
             return
 
         available = fetched | walk.rows
@@ -88,7 +88,7 @@ class Walker:
         self._note(walk, version, gap)
         if version - 1 != last or walk.is_first_sight:
             self._remember(walk, version - 1, available.get(version - 1), taken)
-        self._batch.counts.held += sum(1 for v in walk.rows if v >= version)
+        self._batch.decision.counts.held += sum(1 for v in walk.rows if v >= version)
         self._take(taken)
         if self._batch.rules.contents_of is not None:
             self._refuse_second(walk, version, available)
@@ -100,14 +100,14 @@ class Walker:
         own, baseline = batch.rows.num_rows, batch.known.baseline
         for version, row in walk.second:
             if version >= end:  # read again with the hold
-                batch.counts.held += row < own
+                batch.decision.counts.held += row < own
                 continue
             if version not in contents:
                 taken = self._rows.slice(available[version], 1)
                 contents[version] = set(batch.rules.contents_of(taken))
             is_old = baseline is not None and self._created[row] <= baseline
             if is_old or not batch.refuse_second(self._rows, row, contents[version]):
-                batch.counts.duplicates += row < own
+                batch.decision.counts.duplicates += row < own
 
     def _meet(
         self, walk: Walk, version: int, available: dict[int, int], reachable: int
@@ -118,7 +118,7 @@ class Walker:
             The hold for it, if it is waited for; and the version to go on with, if it is skipped.
         """
         aggregate_id, hold = walk.aggregate_id, walk.hold
-        rules, now, counts = self._batch.rules, self._batch.now, self._batch.counts
+        rules, now, counts = self._batch.rules, self._batch.now, self._batch.decision.counts
         behind = min((v for v in available if v > version), default=None)
         since = min(
             (int(self._created[r]) for v, r in available.items() if v > version),
@@ -153,19 +153,19 @@ class Walker:
 
     def _skip(self, hold: Hold, version: int, behind: int, reason: str) -> None:
         batch, aggregate_id = self._batch, hold.aggregate_id
-        batch.counts.gaps_skipped += 1
+        batch.decision.counts.gaps_skipped += 1
         at, attempts = batch.now, hold.attempts + 1
-        batch.gaps.append(
+        batch.decision.gaps.append(
             SkippedGap(aggregate_id, version, behind - 1, hold.first_seen, at, attempts, reason)
         )
         before = batch.known.skipped.get(aggregate_id, ())
         # none may be left of them: a late event of this batch was the last
-        ranges = batch.skipped.get(aggregate_id, before)
-        batch.skipped[aggregate_id] = [*ranges, (version, behind - 1)]
+        ranges = batch.decision.skipped.get(aggregate_id, before)
+        batch.decision.skipped[aggregate_id] = [*ranges, (version, behind - 1)]
 
     def _note(self, walk: Walk, version: int, gap: Hold | None) -> None:
         """Holds, and gaps that were filled, after all below a version is decided."""
-        counts, gaps, hold = self._batch.counts, self._batch.gaps, walk.hold
+        counts, gaps, hold = self._batch.decision.counts, self._batch.decision.gaps, walk.hold
         if hold is None:
             at_once = sum(1 for _, end in walk.fetched if end < version)
             counts.gaps_opened += at_once
@@ -174,16 +174,16 @@ class Walker:
             skipped = gaps and gaps[-1].aggregate_id == walk.aggregate_id
             counts.gaps_filled += not skipped
         if gap is not None or hold is not None:
-            self._batch.holds[walk.aggregate_id] = gap
+            self._batch.decision.holds[walk.aggregate_id] = gap
 
     def _remember(self, walk: Walk, last: int, row: int | None, taken: list[int]) -> None:
         """The last version, the row of which is `row`, and when its rows were created."""
         batch, a = self._batch, walk.aggregate_id
-        batch.last[a] = last
+        batch.decision.last[a] = last
         seen = batch.seen(a)
         newest = max([seen.newest, walk.newest_below, *self._steady[taken].tolist()])
         is_of_last = bool(taken) and row is not None and int(self._steady[row]) == newest
-        batch.times[a] = Seen(newest, is_of_last).packed()
+        batch.decision.times[a] = Seen(newest, is_of_last).packed()
 
     def _take(self, taken: list[int]) -> None:
         if not taken:
@@ -192,11 +192,11 @@ class Walker:
         rows = np.array(taken, dtype=np.int64)
         if batch.known.baseline is not None:
             old = self._created[rows] <= batch.known.baseline
-            batch.counts.baseline += int((old & (rows < own)).sum())
+            batch.decision.counts.baseline += int((old & (rows < own)).sum())
             rows = rows[~old]
             if not len(rows):
                 return
-        batch.counts.backtracked += int((rows >= own).sum())
+        batch.decision.counts.backtracked += int((rows >= own).sum())
         batch.admitted.append((rows, np.maximum.accumulate(self._created[rows])))
 
 

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
+import numpy as np
+
 from eventpub.admission import (
+    EVENTS,
     NO_TIME,
     Decision,
-    Hold,
     Known,
     Rewritten,
     Seen,
@@ -27,13 +29,13 @@ from eventpub.index.values import (
     LAST_SEEN,
     BucketCounts,
     Holds,
-    Recent,
-    last_and_times,
     of_version,
-    packed,
     put_contents,
     put_json,
 )
+
+_MOST_RECENT = 100_000
+"""Aggregates whose values stay in memory; about 25 MB."""
 
 
 class Aggregates(Facts):
@@ -48,20 +50,33 @@ class Aggregates(Facts):
         super().__init__(database)
         self.counts = BucketCounts(database)
         self.holds = Holds()
-        self._recent = Recent()
+        self._recent: dict[str, bytes] = {}
         for key, value in database.items(b"h"):
             self.holds.load(key[1:].decode(), value)
 
     def known(self, aggregate_ids: list[str]) -> Known:
         """What is known of these aggregates; one multi-get."""
-        found = self._recent.values_of(aggregate_ids, lambda ids: self._values(b"v", ids))
-        last, times = last_and_times(aggregate_ids, found)
+        found = [self._recent.get(a) for a in aggregate_ids]
+        if missing := [a for a, value in zip(aggregate_ids, found, strict=True) if value is None]:
+            others = iter(self._values(b"v", missing))
+            found = [next(others) if value is None else value for value in found]
+        there = [a for a, value in zip(aggregate_ids, found, strict=True) if value is not None]
+        last, times = np.frombuffer(b"".join(filter(None, found)), "<i8").reshape(-1, 2).T.tolist()
         of_skips = self._lists("skips", b"s", aggregate_ids).items()
         skipped = {a: [(first, end) for first, end in ranges] for a, ranges in of_skips}
         refused = self._lists("refusals", b"r", aggregate_ids)
         since = self._facts.get("times", {}).get("since")
         rewritten = self.rewritten(aggregate_ids)
-        return Known(last, self.holds, skipped, self.baseline, refused, times, since, rewritten)
+        return Known(
+            dict(zip(there, last, strict=True)),
+            self.holds,
+            skipped,
+            self.baseline,
+            refused,
+            dict(zip(there, times, strict=True)),
+            since,
+            rewritten,
+        )
 
     def contents(self, events: Sequence[tuple[str, int]]) -> dict[tuple[str, int], set[bytes]]:
         """As of `admission.Known`, of some versions; those of which nothing is known are absent."""
@@ -127,26 +142,29 @@ class Aggregates(Facts):
             if forget_below is not None and bucket < forget_below:
                 continue
             self.counts.put(batch, bucket, self.counts.of(bucket) + more)
-        put = batch.put
-        values = dict(packed(decision.last, decision.times))
+        pack, times = LAST_SEEN.pack, decision.times
+        values = {a: pack(version, times.get(a, NO_TIME)) for a, version in decision.last.items()}
         for aggregate_id, value in values.items():
-            put(b"v" + aggregate_id.encode(), value)
-        facts = self._put(
-            batch,
-            skipped=decision.skipped,
-            holds=decision.holds,
-            refused=refused,
-            rewritten=decision.rewritten,
-            contents=contents,
-        )
+            batch.put(b"v" + aggregate_id.encode(), value)
+        self.holds.store(batch, decision.holds)
+        put_json(batch, b"s", decision.skipped)
+        put_json(batch, b"r", {a: sorted(versions) for a, versions in (refused or {}).items()})
+        put_json(batch, b"x", {a: astuple(of) for a, of in decision.rewritten.items()})
+        put_contents(batch, contents or {})
+        there = {"skips": decision.skipped, "refusals": refused, "rewrites": decision.rewritten}
+        facts: dict[str, Any] = {fact: True for fact, found in there.items() if found}
         if next_offsets:
-            facts |= self._moved(next_offsets, written or {})
+            facts |= self._moved(next_offsets, written)
         if position is not None and (self.position is None or position > self.position):
             facts["position"] = position
-        if dead_run is not None and dead_run != self.dead_run:
+        if dead_run not in {None, self.dead_run}:
             facts["dead_run"] = dead_run
-        with self._recent.replaced_by(values):
-            self._write(batch, facts)
+        recent, self._recent = self._recent, {}  # a write that fails may have changed some
+        self._write(batch, facts)
+        if len(recent) + len(values) > _MOST_RECENT:
+            recent.clear()
+        recent.update(values)
+        self._recent = recent
 
     def note_skipped(self, aggregate_id: str, ranges: Sequence[tuple[int, int]]) -> None:
         """Change which versions of an aggregate are published as late events if they turn up."""
@@ -178,11 +196,11 @@ class Aggregates(Facts):
             rewritten: per aggregate what is known of it with the rows read, where that is more.
             contents: of the versions read, where they are wanted.
         """
-        known = self.known(list(last))
+        known = self.known([*{**last, **(refused or {})}])
         skipped: dict[str, list[tuple[int, int]]] = {}
         for aggregate_id, ranges in known.skipped.items():
             left = list(ranges)
-            for version in versions[aggregate_id]:
+            for version in versions.get(aggregate_id, ()):
                 left = without(version, left)
             if left != list(ranges):
                 skipped[aggregate_id] = left
@@ -201,15 +219,18 @@ class Aggregates(Facts):
                 seen[aggregate_id] = after.packed()
         for aggregate_id in seen.keys() - raised.keys():
             raised[aggregate_id] = known.last[aggregate_id]
-        self._fold(
-            raised,
-            skipped,
+        self._record_folded(
+            Decision(
+                EVENTS.empty_table(),
+                last=raised,
+                times=seen,
+                skipped=skipped,
+                rewritten=dict(rewritten or {}),
+            ),
             offsets,
             now,
-            refused=refused,
-            times=seen,
-            rewritten=rewritten,
-            contents=contents,
+            refused={a: [*known.refused.get(a, ()), *more] for a, more in (refused or {}).items()},
+            contents=self._with_known(contents or {}),
         )
 
     def fold_gaps(
@@ -236,7 +257,8 @@ class Aggregates(Facts):
                     skipped[a].append(run)
         # what was skipped has no row
         times = {a: known.times.get(a, NO_TIME) & ~1 for a in raised}
-        self._fold(raised, skipped, offsets, now, times=times)
+        decision = Decision(EVENTS.empty_table(), last=raised, times=times, skipped=skipped)
+        self._record_folded(decision, offsets, now)
 
     def add_contents(self, contents: Mapping[tuple[str, int], set[bytes]]) -> None:
         """Take over contents of versions that are known."""
@@ -262,59 +284,13 @@ class Aggregates(Facts):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _write(self, batch: Any, facts: Mapping[str, Any]) -> None:
-        self._recent.forget()
-        super()._write(batch, facts)
-
-    def _fold(  # noqa: PLR0913 (all that one write batch changes)
-        self,
-        raised: Mapping[str, int],
-        skipped: Mapping[str, list[tuple[int, int]]],
-        offsets: Mapping[Partition, int],
-        now: int,
-        *,
-        times: Mapping[str, int],
-        refused: Mapping[str, Iterable[int]] | None = None,
-        rewritten: Mapping[str, Rewritten] | None = None,
-        contents: Mapping[tuple[str, int], set[bytes]] | None = None,
+    def _record_folded(
+        self, decision: Decision, offsets: Mapping[Partition, int], now: int, **more: Any
     ) -> None:
-        batch = self._db.new_batch()
-        for aggregate_id, last in raised.items():
-            value = LAST_SEEN.pack(last, times[aggregate_id])
-            batch.put(b"v" + aggregate_id.encode(), value)
-        known = self.known(list(refused)).refused if refused else {}
-        facts = self._put(
-            batch,
-            skipped=skipped,
-            holds={
-                a: after_fold(self.holds[a], last, now)
-                for a, last in raised.items()
-                if a in self.holds
-            },
-            refused={a: {*known.get(a, ()), *more} for a, more in (refused or {}).items()},
-            rewritten=rewritten,
-            contents=self._with_known(contents or {}),
-        )
-        self._write(batch, facts | self._moved(offsets))
-
-    def _put(  # noqa: PLR0913 (all that one write batch changes)
-        self,
-        batch: Any,
-        *,
-        skipped: Mapping[str, Sequence[tuple[int, int]]],
-        holds: Mapping[str, Hold | None],
-        refused: Mapping[str, Iterable[int]] | None,
-        rewritten: Mapping[str, Rewritten] | None,
-        contents: Mapping[tuple[str, int], Iterable[bytes]] | None,
-    ) -> dict[str, Any]:
-        """Put what is decided of aggregates into a batch; the facts that it is there."""
-        self.holds.store(batch, holds)
-        put_json(batch, b"s", skipped)
-        put_json(batch, b"r", {a: sorted(versions) for a, versions in (refused or {}).items()})
-        put_json(batch, b"x", {a: astuple(of) for a, of in (rewritten or {}).items()})
-        put_contents(batch, contents or {})
-        there = {"skips": skipped, "refusals": refused, "rewrites": rewritten}
-        return {fact: True for fact, found in there.items() if found}
+        for aggregate_id, last in decision.last.items():
+            if (hold := self.holds.get(aggregate_id)) is not None:
+                decision.holds[aggregate_id] = after_fold(hold, last, now)
+        self.record(decision, offsets, None, **more)
 
     def _with_known(
         self, contents: Mapping[tuple[str, int], set[bytes]]

@@ -16,8 +16,6 @@ from eventpub.index.database import Database, Items
 
 _TIMES_SETTLE = 86_400_000_000
 """µs: by so much at most do times differ that are read in two zones."""
-NO_TIMES = {"read_as": None, "since": None}
-"""Where nothing was published yet."""
 _FLAGS = ("skips", "refusals", "rewrites")
 
 Partition = tuple[str, int]
@@ -124,17 +122,15 @@ class Facts:
     # -- writes ----------------------------------------------------------------------------------
 
     def note_contents(self, are_kept: bool) -> None:
-        if are_kept != self.has_contents:
-            self._note({"contents": are_kept})
+        """Whether contents are kept from now on; see `has_contents`."""
+        self._note({"contents": are_kept})
 
-    def begin(self, baseline: int | None, *, everywhere: bool = False) -> None:
-        """Write the first facts of a new index; `baseline` as in `Known`, `everywhere` as there.
+    def begin(self, baseline: int | None) -> None:
+        """Write the first facts of a new index; `baseline` as in `Known`.
 
         Whether it stays is decided when the topic was read back once, to its end: see `undecided`.
         """
-        facts: dict[str, Any] = {"baseline": baseline, "offsets": {}, "times": NO_TIMES}
-        facts["everywhere"] = everywhere
-        self._note(facts | {"undecided": [False, 0, True]})
+        self._note(merged([], (), baseline, lambda *_: 0))
 
     def keep_times(self, read_as: str, now: int) -> None:
         """What is known of times before this was not kept by this way of reading them.
@@ -162,9 +158,7 @@ class Facts:
         if before is None and truncated:
             before = (False, 0, False)
         if before is not None:
-            now = (truncated or before[0], max(newest, before[1]), before[2])
-            if now != before:
-                self._note({"undecided": [*now]})
+            self._note({"undecided": [truncated or before[0], max(newest, before[1]), before[2]]})
 
     def decide_baseline(self, baseline: int | None) -> None:
         """That fold has ended. `baseline`: see the property; None: it stays as it is."""
@@ -175,8 +169,7 @@ class Facts:
 
     def note_chunk_bytes(self, size: int | None) -> None:
         """Remember it for the shard's next owner; None: it is no longer needed."""
-        if size != self.chunk_bytes:
-            self._note({"chunk_bytes": size})
+        self._note({"chunk_bytes": size})
 
     def moved_to(self, offsets: Mapping[Partition, int]) -> None:
         """Note how far a fold has read where it found nothing to take over."""
@@ -233,7 +226,9 @@ class Facts:
         return {partition: (first, end) for partition, (first, end) in found}
 
     def _note(self, facts: Mapping[str, Any]) -> None:
-        self._write(self._db.new_batch(), facts)
+        """Write facts, where one is new or has changed."""
+        if any(self._facts.get(name) != value for name, value in facts.items()):
+            self._write(self._db.new_batch(), facts)
 
     def _write(self, batch: Any, facts: Mapping[str, Any]) -> None:
         if self.is_new:
@@ -288,7 +283,7 @@ def merged(
         said = [facts[name] for facts in there if name in facts]
         if said:
             moved[name] = any(said)
-    moved["contents"] = all(facts is not None and facts.get("contents") for facts in former)
+    moved["contents"] = bool(former) and all((facts or {}).get("contents") for facts in former)
     positions = [None if facts is None else facts.get("position") for facts in former]
     known = [position for position in positions if position is not None]
     if known and len(known) == len(positions):
@@ -298,7 +293,7 @@ def merged(
     if lowest < highest:
         highest = max(lowest, min(highest, settled(moved.get("position"), highest)))
         moved["forgotten"] = of_each
-    moved |= {"baseline": highest or None, "undecided": [False, 0, False]}
+    moved |= {"baseline": highest or None, "undecided": [False, 0, not former]}
     return moved | {"times": _times(there)}
 
 

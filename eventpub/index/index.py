@@ -230,8 +230,7 @@ class Index(Aggregates):
         for bucket, count in rows.items():
             self.counts.put(batch, bucket, count)
         self.counts.prune(batch, forget_below)
-        with self._recent.replaced_by({}):
-            self._write(batch, {})
+        self._write(batch, {})
 
     def go_back(self, by: int | None) -> None:
         """What was created in so many µs up to the position is to be read, and counted, again.
@@ -247,8 +246,7 @@ class Index(Aggregates):
 
     def note_dead_run(self, run: int) -> None:
         """How many dead letters came in a row; see `dead_run`."""
-        if run != self.dead_run:
-            self._note({"dead_run": run})
+        self._note({"dead_run": run})
 
 
 _copies: set[Path] = set()

@@ -5,42 +5,14 @@ from __future__ import annotations
 import heapq
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from eventpub.admission import NO_TIME, Hold, Numbers
+from eventpub.admission import Hold
 from eventpub.index.database import NUMBER, Database
 
 LAST_SEEN = struct.Struct("<qq")
-_NEITHER = bytes(LAST_SEEN.size)
-
-
-def packed(last: Mapping[str, int], times: Mapping[str, int]) -> Iterable[tuple[str, bytes]]:
-    """The values to be stored of each aggregate of `last`."""
-    if isinstance(last, Numbers) and isinstance(times, Numbers) and last.names is times.names:
-        together = np.stack([last.numbers, times.numbers], 1).astype("<i8", copy=False).tobytes()
-        ends = range(0, len(together), LAST_SEEN.size)
-        values = (together[at : at + LAST_SEEN.size] for at in ends)
-        return zip(last.names, values, strict=True)
-    pack = LAST_SEEN.pack
-    return ((a, pack(version, times.get(a, NO_TIME))) for a, version in last.items())
-
-
-def last_and_times(
-    aggregate_ids: list[str], found: list[bytes | None]
-) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """The last version of the aggregates that have one, and when their rows were created."""
-    missing = None in found
-    together = b"".join(value or _NEITHER for value in found) if missing else b"".join(found)  # type: ignore[arg-type]
-    numbers = np.frombuffer(together, "<i8").reshape(-1, 2)
-    there = None
-    if missing:
-        there = np.fromiter((value is not None for value in found), bool, len(found))
-    last = Numbers(aggregate_ids, numbers[:, 0], there)
-    return last, Numbers(aggregate_ids, numbers[:, 1], there)
+"""An aggregate's last version, and when its rows were created."""
 
 
 def put_json(batch: Any, letter: bytes, values: Mapping[str, Any]) -> None:
@@ -103,49 +75,6 @@ class BucketCounts:
         self._pruned_below = forget_below
 
 
-_MOST = 100_000
-"""Aggregates; about 25 MB."""
-
-
-class Recent:
-    """Values by aggregate, as they are on the disk.
-
-    Right only if whatever writes other values goes through `replaced_by`, or calls `forget`.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-
-    def values_of(
-        self,
-        aggregate_ids: list[str],
-        read: Callable[[list[str]], list[bytes | None]],
-    ) -> list[bytes | None]:
-        """The values of some aggregates; what is not kept is read."""
-        if not self._values:
-            return read(aggregate_ids)
-        found = list(map(self._values.get, aggregate_ids))
-        if None in found:
-            missing = [a for a, v in zip(aggregate_ids, found, strict=True) if v is None]
-            others = iter(read(missing))
-            found = [next(others) if value is None else value for value in found]
-        return found
-
-    @contextmanager
-    def replaced_by(self, values: Mapping[str, bytes]) -> Iterator[None]:
-        """The block writes these values, and no others; what it fails at is forgotten."""
-        kept, self._values = self._values, {}
-        yield
-        if len(kept) + len(values) > _MOST:
-            kept.clear()
-        kept.update(values)
-        self._values = kept
-
-    def forget(self) -> None:
-        """Anything may have been written."""
-        self._values = {}
-
-
 _PACKED = struct.Struct("<qqqiqq?")
 """A hold without its aggregate, in the order of its fields."""
 _TIMES = struct.Struct("<28xqqx")
@@ -180,8 +109,8 @@ class Holds(Mapping[str, Hold]):
 
     def __init__(self) -> None:
         self._packed: dict[str, bytes] = {}
-        self._due: list[tuple[int, str]] | None = None
-        self._since: list[tuple[int, str]] | None = None
+        self._due = _Heap(self._packed, 0)
+        self._since = _Heap(self._packed, 1)
 
     def __getitem__(self, aggregate_id: str) -> Hold:
         return unpacked_hold(aggregate_id, self._packed[aggregate_id])
@@ -198,7 +127,8 @@ class Holds(Mapping[str, Hold]):
     def load(self, aggregate_id: str, value: bytes) -> None:
         """Take over one as it is stored."""
         self._packed[aggregate_id] = value
-        self._due = self._since = None
+        for heap in (self._due, self._since):
+            heap.add(aggregate_id, value)
 
     def store(self, batch: Any, changed: Mapping[str, Hold | None]) -> None:
         """Open, change or close (None) holds, here and in a batch."""
@@ -207,68 +137,64 @@ class Holds(Mapping[str, Hold]):
             if hold is None:
                 batch.delete(key)
                 self._packed.pop(aggregate_id, None)
-                continue
-            value = self._packed[aggregate_id] = packed_hold(hold)
-            batch.put(key, value)
-            if self._due is not None:
-                heapq.heappush(self._due, (hold.next_attempt, aggregate_id))
-            if self._since is not None:
-                heapq.heappush(self._since, (hold.since, aggregate_id))
+            else:
+                value = packed_hold(hold)
+                batch.put(key, value)
+                self.load(aggregate_id, value)
 
     def due(self, now: int, most: int | None = None) -> list[str]:
         """The aggregates whose next attempt is due, longest first; at most so many."""
-        heap = self._by_due()
-        taken: list[tuple[int, str]] = []
-        while heap and heap[0][0] <= now and (most is None or len(taken) < most):
-            entry = heapq.heappop(heap)
-            if self._is_due_at(entry) and (not taken or taken[-1] != entry):
-                taken.append(entry)
-        for entry in taken:
-            heapq.heappush(heap, entry)
+        taken: dict[tuple[int, str], None] = {}
+        while (first := self._due.first()) and first[0] <= now and len(taken) != most:
+            taken[first] = None
+            self._due.drop()
+        for _, aggregate_id in taken:
+            self._due.add(aggregate_id, self._packed[aggregate_id])
         return [aggregate_id for _, aggregate_id in taken]
 
     def next_due(self) -> int | None:
         """When the next one is due, µs; None: nothing is held."""
-        heap = self._by_due()
-        while heap and not self._is_due_at(heap[0]):
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        first = self._due.first()
+        return first and first[0]
 
     def due_after(self, latest: int) -> list[Hold]:
         """Those whose next attempt is later than that, µs."""
-        return [self[a] for a, (at, _) in self._times() if at > latest]
+        return [self[a] for a, value in self._packed.items() if _TIMES.unpack(value)[0] > latest]
 
     def oldest(self) -> int | None:
         """The smallest `create_time` among the events held, µs; None: nothing is held."""
-        if self._since is None or len(self._since) > 2 * len(self._packed) + 1000:
-            self._since = [(since, a) for a, (_, since) in self._times()]
-            heapq.heapify(self._since)
-        heap = self._since
-        while heap:
-            since, aggregate_id = heap[0]
+        first = self._since.first()
+        return first and first[0]
+
+
+class _Heap:
+    """Holds by one of their times; what has changed since it was added is passed over.
+
+    Args:
+        packed: the holds, as they are stored.
+        which: of `_TIMES`.
+    """
+
+    def __init__(self, packed: Mapping[str, bytes], which: int) -> None:
+        self._packed = packed
+        self._which = which
+        self._entries: list[tuple[int, str]] = []
+
+    def add(self, aggregate_id: str, value: bytes) -> None:
+        heapq.heappush(self._entries, (_TIMES.unpack(value)[self._which], aggregate_id))
+
+    def first(self) -> tuple[int, str] | None:
+        """The smallest time and whose it is."""
+        if len(self._entries) > 2 * len(self._packed) + 1000:
+            times = ((_TIMES.unpack(value)[self._which], a) for a, value in self._packed.items())
+            self._entries = sorted(times)
+        while self._entries:
+            at, aggregate_id = self._entries[0]
             value = self._packed.get(aggregate_id)
-            if value is not None and _times(value)[1] == since:
-                return since
-            heapq.heappop(heap)
+            if value is not None and _TIMES.unpack(value)[self._which] == at:
+                return at, aggregate_id
+            self.drop()
         return None
 
-    def _by_due(self) -> list[tuple[int, str]]:
-        if self._due is None or len(self._due) > 2 * len(self._packed) + 1000:
-            self._due = [(at, a) for a, (at, _) in self._times()]
-            heapq.heapify(self._due)
-        return self._due
-
-    def _times(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        for aggregate_id, value in self._packed.items():
-            yield aggregate_id, _times(value)
-
-    def _is_due_at(self, entry: tuple[int, str]) -> bool:
-        at, aggregate_id = entry
-        value = self._packed.get(aggregate_id)
-        return value is not None and _times(value)[0] == at
-
-
-def _times(value: bytes) -> tuple[int, int]:
-    """When a stored hold is tried next, and its oldest event: a fifth of unpacking all of it."""
-    next_attempt, since = _TIMES.unpack(value)
-    return next_attempt, since
+    def drop(self) -> None:
+        heapq.heappop(self._entries)

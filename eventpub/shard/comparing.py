@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -10,12 +12,15 @@ from eventpub import admission
 from eventpub.admission.model import window_of
 from eventpub.channel import Comparison
 from eventpub.shard.context import ShardContext
-from eventpub.shard.key_prefetch import KeyPrefetch
+from eventpub.shard.prefetch import Prefetch
 from eventpub.shard.publishing import Publishing
 
 
 class Comparing:
     """At most one comparison at a time; its keys are read by a thread meanwhile.
+
+    What is compared later than it was read loses nothing: the index knows more by then, and a row
+    that it does not know then was not known before either.
 
     Args:
         context: of the shard; its `lookup` is used by that thread, which it allows.
@@ -25,40 +30,50 @@ class Comparing:
     def __init__(self, context: ShardContext, publishing: Publishing) -> None:
         self._context = context
         self._publishing = publishing
-        self._keys: KeyPrefetch | None = None
+        self._comparison: Comparison | None = None
+        self._keys: Prefetch[tuple[int, pa.RecordBatch | int]]
+        self._reading = ExitStack()
         self._done: set[int] = set()
+        self._unfinished: set[int] = set()
 
     @property
     def is_under_way(self) -> bool:
         """Whether there is one."""
-        return self._keys is not None
+        return self._comparison is not None
 
     def begin(self, comparison: Comparison) -> None:
         """Take one on; what of another is left does not count."""
-        context, report = self._context, self._context.report
+        context = self._context
         self.close()
-        if comparison.number <= report.compared:
+        if comparison.number <= context.report.compared:
             return
+        self._comparison = comparison
+        self._done.clear()
+        self._unfinished.clear()
         position = context.index.position
         # none: a new index of a shard that waits, nothing is read yet
         if position is None or not comparison.buckets:
-            report.unfinished = [*comparison.buckets]
-            report.compared = comparison.number
+            self.leave_rest()
             return
-        lookup, shard = context.lookup, context.shard
-        self._done.clear()
-        self._keys = KeyPrefetch(
-            comparison,
-            lambda bucket: lookup.keys(*window_of(bucket, position), shard),
-            context.parts.read_ahead,
-        )
+        upto = position
+
+        def keys() -> Iterator[tuple[int, pa.RecordBatch | int]]:
+            """Each bucket with its keys, and at last with their number."""
+            for bucket in comparison.buckets:
+                rows = 0
+                for some in context.lookup.keys(*window_of(bucket, upto), context.shard):
+                    rows += some.num_rows
+                    yield bucket, some
+                yield bucket, rows
+
+        self._keys = self._reading.enter_context(context.parts.read_ahead(keys))
 
     def leave_rest(self) -> None:
-        """What is not compared yet is left: these buckets are unfinished."""
-        keys, report = self._keys, self._context.report
-        if keys is not None:
-            report.unfinished = [b for b in keys.comparison.buckets if b not in self._done]
-            report.compared = keys.comparison.number
+        """End it: buckets that are not compared yet, or not whole, are unfinished."""
+        comparison, report = self._comparison, self._context.report
+        if comparison is not None:
+            report.unfinished = [b for b in comparison.buckets if b not in self._done]
+            report.compared = comparison.number
             self.close()
 
     def go_on(self, *, finish: bool = False, waits: bool = False) -> bool:
@@ -68,26 +83,22 @@ class Comparing:
             finish: wait for all of it.
             waits: wait for the next part of it.
         """
-        keys, context = self._keys, self._context
-        while keys is not None and (finish or waits or keys.are_ready):
-            found = keys.take()
+        context = self._context
+        while self.is_under_way and (finish or waits or self._keys.is_ready):
+            found = next(self._keys, None)
             if found is None:
-                context.report.unfinished = sorted(keys.unfinished)
-                context.report.compared = keys.comparison.number
-                self.close()
+                self.leave_rest()
                 return True
             bucket, some = found
-            if some is not None:
-                keys.rows[bucket] += some.num_rows
+            if not isinstance(some, int):
                 if not self._admit_unknown(some):
-                    keys.unfinished.add(bucket)
+                    self._unfinished.add(bucket)
                 if not finish:
                     return False  # the next window does not wait for more
-            elif bucket not in keys.unfinished:
+            elif bucket not in self._unfinished:
                 self._done.add(bucket)
-                rows = {bucket: keys.rows[bucket]}
-                context.index.set_buckets(rows, context.oldest_bucket())
-                context.report.buckets[bucket] = keys.rows[bucket]
+                context.index.set_buckets({bucket: some}, context.oldest_bucket())
+                context.report.buckets[bucket] = some
         return False
 
     def _admit_unknown(self, keys: pa.RecordBatch) -> bool:
@@ -107,7 +118,6 @@ class Comparing:
         return whole
 
     def close(self) -> None:
-        """Stop reading."""
-        keys, self._keys = self._keys, None
-        if keys is not None:
-            keys.close()
+        """Stop reading; returns when the thread has ended."""
+        self._comparison = None
+        self._reading.close()

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from eventpub.admission import VersionRange
+from eventpub.admission import Shard, VersionRange
 from eventpub.admission.model import CLOCK_STEP, WIDTH, oldest_needed
 from eventpub.channel import LATENCY_BOUNDS, Beginning, Lane, Post, Report, Window
 from eventpub.errors import StateError
 from eventpub.index import Index
-from eventpub.shard.assignment import Assignment
-from eventpub.shard.own_index import open_index
+from eventpub.index.database import FORMAT
+from eventpub.shard.assignment import Assignment, identity_of
 from eventpub.shard.pace import Pace
 from eventpub.sink.base import Sink
 from eventpub.sink.shard import ShardSink
@@ -28,6 +28,9 @@ COUNTED_LATE = 10_000_000
 
 _INDEX_SIZE_EVERY = 10.0
 """Seconds between two looks at how large the index is."""
+
+_OF_NO_USE = {"state.foreign", "index.newer_format"}
+"""Errors of an index that is intact but cannot be used."""
 
 
 class ShardContext:
@@ -263,6 +266,44 @@ class PublishingContext(ShardContext):
     @property
     def _unread(self) -> tuple[int, int]:
         return self.beginning.position, self.beginning.low
+
+
+def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
+    """The index of a shard; a new one where the one that is there is of no use.
+
+    One of anything else than this shard of this topic is never published from.
+
+    Args:
+        assignment: of all shards.
+        shard: whose.
+        report: says why it is a new one.
+
+    Raises:
+        StateError: index.…
+    """
+    folder = assignment.index(shard.number)
+    identity = {
+        **identity_of(assignment.config),
+        "partitions": assignment.partitions,
+        "shard": [shard.number, assignment.config.run.shards],
+    }
+    was: dict[str, Any] = {}
+
+    def adopts(found: Mapping[str, Any]) -> bool:
+        was.update(found)
+        is_same = all(found.get(name) == identity[name] for name in ("partitions", "shard"))
+        return is_same and found.get("format") == FORMAT and assignment.adopts(found)
+
+    try:
+        return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)
+    except StateError as error:
+        has_grown = bool(was) and was["partitions"] != assignment.partitions
+        if error.code not in _OF_NO_USE or not has_grown:
+            raise
+    # on the publisher's own disk it was moved to `former_indexes`; on an executor's it was not
+    former = assignment.parts.storage.set_aside(folder, is_damaged=False)
+    report.rebuilt = f"the topic had {was['partitions']} partitions; it was moved to {former}"
+    return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)
 
 
 class Accounted:

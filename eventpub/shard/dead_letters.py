@@ -23,12 +23,14 @@ class Kept:
     Attributes:
         events: without those that were refused.
         late: which of them are late; None: none is.
-        dead: the refused ones.
-        run: how many of those came in a row up to here; None: there was no event.
+        diverted: as of `Decision`, without those that were refused.
+        dead: all dead letters of the decision.
+        run: how many events in a row were refused up to here; None: there was none.
     """
 
     events: pa.Table
     late: npt.NDArray[np.bool_] | None
+    diverted: pa.Table | None
     dead: list[DeadRow]
     run: int | None
 
@@ -91,10 +93,13 @@ class Refusals:
             SinkError: sink.too_many_refused
             StoreError: store.other_history
         """
-        events, late = decision.events, decision.late
-        conflicts = _conflicts(decision)
+        events, late, diverted = decision.events, decision.late, decision.diverted
+        refused: list[DeadRow] = []
+        if decision.refused is not None:
+            refused = dead_rows(*decision.refused, decision.rewritten)
+        conflicts = [row for row in refused if row.reason.startswith(CONFLICT)]
         if not (self._reasons or conflicts):
-            return Kept(events, late, [], 0 if events.num_rows else None)
+            return Kept(events, late, diverted, refused, 0 if events.num_rows else None)
         kept, is_dead, dead = self.split(events)
         created = np.array(
             [*values(events, "create_time"), *(c.create_time or 0 for c in conflicts)], np.int64
@@ -131,17 +136,11 @@ class Refusals:
                 " (max.message.bytes; message.max.bytes in [sink.properties]); if these events"
                 " should become dead letters, raise sink.dead_limit. Nothing of them was published",
             )
-        return Kept(kept, None if late is None else late[~is_dead], dead, run)
-
-
-def _conflicts(decision: Decision) -> list[DeadRow]:
-    """The rows whose version was published as another event, as dead letters."""
-    if decision.refused is None or not decision.counts.conflicts:
-        return []
-    rows, reasons = decision.refused
-    of_them = [reason.startswith(CONFLICT) for reason in reasons]
-    some = rows.filter(pa.array(of_them))
-    return dead_rows(some, [reason for reason in reasons if reason.startswith(CONFLICT)])
+        if diverted is not None:
+            diverted, _, dead_late = self.split(diverted)
+            dead += dead_late
+        late = None if late is None else late[~is_dead]
+        return Kept(kept, late, diverted, dead + refused, run)
 
 
 def dead_rows(

@@ -8,7 +8,6 @@ tried again at half its size. Times are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,29 +72,18 @@ class Pace:
         self.size = max(self._sizes.least, min(self.size, size) // 2)
 
 
-def rows_within(rows: pa.Table, begin: int, size: int, most: int | None = None) -> int:
+def rows_within(rows: pa.Table, begin: int, size: int, most: int) -> int:
     """How many rows from one on one transaction takes: at least one where there is any.
 
     Args:
         size: at most so many bytes.
-        most: at most so many rows; None: any number.
+        most: at most so many rows.
     """
     left = rows.slice(begin, most)
     if left.num_rows <= 1 or left.nbytes <= size:
         return left.num_rows
     ends = np.cumsum(_sizes(left))
     return max(1, int(np.searchsorted(ends, size, "right")))
-
-
-def portions(rows: pa.Table, sizes: Sizes) -> Iterator[pa.Table]:
-    """Rows in parts of what one transaction takes: of about the same number where bytes allow."""
-    parts = max(1, round(rows.num_rows / sizes.rows))
-    most = -(-rows.num_rows // parts)
-    begin = 0
-    while begin < rows.num_rows:
-        count = rows_within(rows, begin, sizes.most, most)
-        yield rows.slice(begin, count)
-        begin += count
 
 
 def _sizes(rows: pa.Table) -> npt.NDArray[np.int64]:

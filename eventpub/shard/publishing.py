@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -19,8 +19,7 @@ from eventpub import admission
 from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
 from eventpub.errors import SinkError, StateError
 from eventpub.shard.context import Accounted, ShardContext
-from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
-from eventpub.shard.hold_shard import at_first_row, with_unpublished
+from eventpub.shard.dead_letters import Kept, Refusals
 from eventpub.shard.pace import rows_within
 from eventpub.sink.base import Content, PublishedBatch
 from eventpub.sink.refusals import RecordRefusedError
@@ -32,13 +31,6 @@ Event: TypeAlias = tuple[str, int]
 _BELOW = 16, 10_000
 """Rows looked at below a first sight, at first and where those do not tell; the first is enough
 wherever versions and times of an aggregate differ in order by fewer."""
-
-_DUE_AT_ONCE = 100, 500
-_HOLDS_TURN = 0.1
-_HOLDS_SHARE = 4
-"""Holds that are tried in one transaction, seconds for those that are due after each window, and of
-which part of all time that may be while there are rows: where there are very many, the others'
-events do not wait for all of them, and still get most of the machine."""
 
 _FETCH_TURN = 0.3
 """Seconds in which the versions missing in a chunk are looked for; others wait their turn."""
@@ -91,18 +83,19 @@ class Publishing:
             rows: of the window.
             position: what the index has accounted for after it; None: as before.
             due: also try so many of the holds that are due.
-            retry_now, skip_now: as in `admission.plan`.
+            retry_now, skip_now: as of `admission.Plan`.
             since: rows created from then on are published, µs, also where the start was later.
 
         Returns:
             False where the shard waits for a gap, or stops, and the rest of the chunk with it.
         """
         context = self._context
+        most = context.parts.sizes.rows * 3 // 2
         begin = redos = 0
         while True:
             if context.sink.needs_replacement:
                 self._renew_sink()
-            end = begin + rows_within(rows, begin, context.pace.size)
+            end = begin + rows_within(rows, begin, context.pace.size, most)
             part, upto = rows.slice(begin, end - begin), position
             if end < rows.num_rows and position is not None:
                 upto = part.column("create_time")[-1].as_py() - 1
@@ -147,7 +140,7 @@ class Publishing:
 
         def decide(some: pa.Table) -> Decision:
             with context.timed("admit"):
-                plan = admission.plan(
+                plan = admission.Plan(
                     some,
                     known,
                     context.rules,
@@ -175,7 +168,7 @@ class Publishing:
                 position = None if position is None else hold.since - 1
                 created = rows.column("create_time").to_numpy()
                 waits = rows.filter(pa.array(created == hold.since))
-                hold, whole_decision = at_first_row(hold, waits), decision
+                hold, whole_decision = _at_first_row(hold, waits), decision
                 decision = decide(rows.filter(pa.array(created < hold.since)))
                 hold = with_unpublished(hold, whole_decision, decision)
                 decision.holds[hold.aggregate_id] = hold
@@ -188,26 +181,18 @@ class Publishing:
 
     def _publish(self, decision: Decision, known: Known, position: int | None, now: int) -> None:
         context, report = self._context, self._context.report
-        layout = context.assignment.layout
         if decision.counts.conflicts:
             # times that are read in another way than they were published are no other events
             context.lookup.require_same_times()
-        kept = self._refusals.without(decision, context.index.dead_run, layout.where)
-        dead = [*kept.dead]
-        diverted = decision.diverted
-        if diverted is not None:
-            diverted, _, dead_late = self._refusals.split(diverted)
-            dead += dead_late
+        where = context.assignment.layout.where
+        kept = self._refusals.without(decision, context.index.dead_run, where)
         refused: dict[str, list[int]] = {}
-        if decision.refused is not None:
-            table, reasons = decision.refused
-            dead += dead_rows(table, reasons, decision.rewritten)
-            for a, v in zip(values(table, "aggregate_id"), values(table, "version"), strict=True):
-                if v < context.rules.first_version:
-                    refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
-        published: PublishedBatch | None = None
+        for a, v in _events((decision.refused or [NO_EVENTS])[0]):
+            if v < context.rules.first_version:
+                refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
+        published = PublishedBatch(0, {})
         if decision.publishes:
-            published = self._transact(decision, kept, dead, diverted, now)
+            published = self._transact(decision, kept, now)
             report.published += published.events
             if kept.events.num_rows:
                 context.committed(kept.events.column("create_time").to_numpy())
@@ -215,29 +200,36 @@ class Publishing:
             report.skipped.extend(asdict(gap) for gap in some)
             report.dead.extend(
                 {"aggregate_id": d.aggregate_id, "version": d.version, "reason": d.reason}
-                for d in dead
+                for d in kept.dead
             )
-            self._context.parts.failpoint("before_index")
+            context.parts.failpoint("before_index")
         report.begin_above += self._begin_above(decision, known)
-        self._record(decision, known, position, published, refused, kept.run)
+        counted, oldest = self._accounted.take(position), context.oldest_bucket()
+        with context.timed("index"):
+            context.index.record(
+                decision,
+                published.next_offsets,
+                position,
+                written=published.written,
+                refused=refused,
+                dead_run=kept.run,
+                contents=self._contents(decision, known),
+                counted=counted,
+                forget_below=oldest,
+            )
+        for bucket in (b for b in counted if b >= oldest):
+            report.buckets[bucket] = context.index.counts.of(bucket)
         if decision.publishes:
-            self._context.parts.failpoint("after_index")
+            context.parts.failpoint("after_index")
         report.counts.add(decision.counts)
 
-    def _transact(
-        self,
-        decision: Decision,
-        kept: Kept,
-        dead: list[Any],
-        diverted: pa.Table | None,
-        now: int,
-    ) -> PublishedBatch:
-        context = self._context
+    def _transact(self, decision: Decision, kept: Kept, now: int) -> PublishedBatch:
+        context, diverted = self._context, kept.diverted
         size = kept.events.nbytes + (0 if diverted is None else diverted.nbytes)
         began = context.parts.clock.monotonic()
         try:
             with context.timed("publish"):
-                content = Content(kept.events, kept.late, decision.gaps, dead, diverted, now)
+                content = Content(kept.events, kept.late, decision.gaps, kept.dead, diverted, now)
                 published = context.sink.publish(content, context.parts.failpoint)
         except RecordRefusedError as refusal:
             self._refusals.note(refusal, kept.events, diverted)
@@ -267,38 +259,13 @@ class Publishing:
         """What is known of the versions of a decision, with what it decides."""
         contents_of = self._context.rules.contents_of
         found: dict[Event, set[bytes]] = {}
-        tables = [decision.events, decision.diverted, (decision.refused or [None])[0]]
-        for table in tables:
-            if table is not None and contents_of is not None:
+        if contents_of is None:
+            return found
+        for table in (decision.events, decision.diverted, (decision.refused or [None])[0]):
+            if table is not None:
                 for event, content in zip(_events(table), contents_of(table), strict=True):
                     found.setdefault(event, set(known.contents.get(event, ()))).add(content)
         return found
-
-    def _record(  # noqa: PLR0913, PLR0917 (all that one write batch changes)
-        self,
-        decision: Decision,
-        known: Known,
-        position: int | None,
-        published: PublishedBatch | None,
-        refused: dict[str, list[int]],
-        dead_run: int | None,
-    ) -> None:
-        context = self._context
-        counted, oldest = self._accounted.take(position), context.oldest_bucket()
-        with context.timed("index"):
-            context.index.record(
-                decision,
-                {} if published is None else published.next_offsets,
-                position,
-                written={} if published is None else published.written,
-                refused=refused,
-                dead_run=dead_run,
-                contents=self._contents(decision, known),
-                counted=counted,
-                forget_below=oldest,
-            )
-        for bucket in (b for b in counted if b >= oldest):
-            context.report.buckets[bucket] = context.index.counts.of(bucket)
 
     # -- backtrack -------------------------------------------------------------------------------
 
@@ -354,42 +321,34 @@ class Publishing:
         return {aggregate_id: (end, newest[aggregate_id]) for aggregate_id, end in ends.items()}
 
 
-class HoldsInTurn:
-    """Tries the holds that are due in portions, and where there are very many for a part of the
-    time only."""
+def _at_first_row(hold: Hold, rows: pa.Table) -> Hold:
+    """The hold, ending at its first event: where the shard waits, nothing later is known yet."""
+    pairs = zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True)
+    versions = [v for a, v in pairs if a == hold.aggregate_id and v > hold.first_missing]
+    return replace(hold, seen=min(versions, default=hold.seen))
 
-    def __init__(self, context: ShardContext, publishing: Publishing) -> None:
-        self._context = context
-        self._publishing = publishing
-        self._at_once = max(_DUE_AT_ONCE)
-        self._not_before = 0.0
 
-    def run(self, position: int | None, *, had_rows: bool = False) -> None:
-        """A window is done: note its end, and try holds that are due.
+def with_unpublished(hold: Hold, whole: Decision, published: Decision) -> Hold:
+    """The hold, beginning with what lies below the gap and does not go out before the shard waits.
 
-        Args:
-            position: as of `Publishing.step`.
-            had_rows: whether rows came since the last time, which have their share of the time.
-        """
-        clock = self._context.parts.clock
-        began = now = clock.monotonic()
-        if began < self._not_before:
-            self._publishing.step(NO_EVENTS, position)
-            return
-        context = self._context
-        while now - began < _HOLDS_TURN:
-            self._publishing.step(NO_EVENTS, position, due=self._at_once)
-            due = context.index.holds.next_due()
-            if due is None or due > context.now or context.is_stopping:
-                return
-            took, now = clock.monotonic() - now, clock.monotonic()
-            least, most = _DUE_AT_ONCE
-            if took > _HOLDS_TURN:
-                self._at_once = max(least, self._at_once // 2)
-            elif took < _HOLDS_TURN / 4:
-                self._at_once = min(most, 2 * self._at_once)
-        if had_rows:
-            self._not_before = now + (_HOLDS_SHARE - 1) * (now - began)
+    Such events have the time of the held one, or a later one, or came by the backtrack. What goes
+    out may show that some of them are baseline: its last version is above them.
+    """
+    last = published.last.get(hold.aggregate_id)
+    waiting = _versions_below(whole, hold) - _versions_below(published, hold)
+    below = {version for version in waiting if last is None or version > last}
+    if not below:
+        return hold
+    return replace(hold, first_missing=min(below), next_attempt=hold.first_seen, catching_up=True)
+
+
+def _versions_below(decision: Decision, hold: Hold) -> set[int]:
+    """The versions below a hold's gap that a decision publishes in their order."""
+    events = decision.events
+    if decision.late is not None:
+        events = events.filter(pa.array(~decision.late))
+    pairs = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
+    return {v for a, v in pairs if a == hold.aggregate_id and v < hold.first_missing}
 
 
 def _events(rows: pa.Table) -> list[Event]:

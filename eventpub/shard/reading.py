@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from eventpub.channel import Comparison, Request, Stop, Window, Work
 from eventpub.shard.context import PublishingContext
-from eventpub.shard.pace import Sizes, portions
+from eventpub.shard.pace import Sizes
 from eventpub.shard.prefetch import Prefetch
 
 
@@ -121,7 +121,8 @@ class Reading:
                 yield from self._read(after, window.after)
             elif after > window.after:
                 rows = rows.filter(pc.greater(rows.column("create_time"), pa.scalar(after)))
-            yield from portions(rows, self._context.parts.sizes)
+            if rows.num_rows:
+                yield rows
         elif after < window.upto:
             yield from self._read(after, window.upto)
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from eventpub.admission import EVENTS, Shard, VersionRange, topic_partition, values
+from eventpub.admission import EVENTS, Shard, topic_partition, values, version_ranges
 from eventpub.channel import (
     Beginning,
     Comparison,
@@ -322,7 +322,7 @@ class Task:
     def _rows(self, store: EventStore, keys: pa.Table) -> pa.Table:
         keys = keys.filter(pc.invert(are("skip", keys)))
         ids, versions = values(keys, "aggregate_id"), values(keys, "version")
-        ranges = _ranges(zip(ids, versions, strict=True))
+        ranges = version_ranges(zip(ids, versions, strict=True))
         sizes, tables = self._parts.sizes, list[pa.Table]()
         while ranges:
             table, ranges = store.fetch(ranges, sizes.rows, sizes.most)
@@ -353,24 +353,6 @@ def rows_of_time(options: SourceOptions, part: Part) -> Iterator[pa.RecordBatch]
         for batch in store.window(max(plan.begin, 0), plan.upto, shard):
             rows = unpublished(pa.Table.from_batches([batch]))
             yield from batches([rows], all_rows=options.all_rows)
-
-
-def _ranges(events: Iterator[tuple[str, int]]) -> list[VersionRange]:
-    """Events as ranges of versions, each version once."""
-    versions: dict[str, list[int]] = {}
-    for aggregate_id, version in dict.fromkeys(events):
-        versions.setdefault(aggregate_id, []).append(version)
-    found = []
-    for aggregate_id, each in versions.items():
-        each.sort()
-        first = last = each[0]
-        for version in each[1:]:
-            if version != last + 1:
-                found.append(VersionRange(aggregate_id, first, last))
-                first = version
-            last = version
-        found.append(VersionRange(aggregate_id, first, last))
-    return found
 
 
 def recover(assignment: Assignment, number: int, beginning: Beginning, folder: Path) -> Report:

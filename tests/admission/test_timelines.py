@@ -246,7 +246,7 @@ def test_a_second_row_of_one_version_is_refused_where_the_table_allows_it() -> N
 
     for contents_of, expected in ((None, None), (by_time, [11]), (all_alike, None)):
         rules = Rules(contents_of=contents_of)
-        decision = admission.plan(rows, Known(), rules, now=0).decide(table([]))
+        decision = admission.Plan(rows, Known(), rules, now=0).decide(table([]))
         assert values(decision.events, "create_time") == [10, 12]
         refused = decision.refused and values(decision.refused[0], "create_time")
         assert refused == expected
@@ -259,7 +259,7 @@ def test_a_row_of_a_version_that_was_published_may_be_the_only_one_that_the_tabl
     """The published row was deleted, and another one inserted."""
     rules = Rules(contents_of=lambda some: [b"another"] * some.num_rows)
     known = Known(last={"a": 1}, contents={("a", 1): {b"published"}})
-    decision = admission.plan(table([("a", 1, 11)]), known, rules, now=0).decide(table([]))
+    decision = admission.Plan(table([("a", 1, 11)]), known, rules, now=0).decide(table([]))
     assert decision.refused is not None
     [reason] = decision.refused[1]
     assert "another event of this version was published before" in reason
@@ -391,7 +391,7 @@ def test_without_backtrack_a_late_commit_is_lost() -> None:
 
 def test_nothing_is_decided_for_no_rows() -> None:
     empty = admission.EVENTS.empty_table()
-    decision = admission.plan(empty, Known(), Rules(), now=0).decide(empty)
+    decision = admission.Plan(empty, Known(), Rules(), now=0).decide(empty)
     assert not decision.publishes
     assert isinstance(decision.events, pa.Table)
 
@@ -541,13 +541,13 @@ def test_an_hour_that_is_lived_twice_makes_no_conflict() -> None:
 def test_rows_of_a_time_that_was_not_kept_are_no_conflicts() -> None:
     rows, empty = table([("a", 1, 10), ("a", 2, 30)]), table([])
     known = Known(last={"a": 5})
-    decided = admission.plan(rows, known, Rules(), now=0).decide(empty)
+    decided = admission.Plan(rows, known, Rules(), now=0).decide(empty)
     assert decided.counts.conflicts == 0
     known = Known(last={"a": 5}, times_since=20)
-    decided = admission.plan(rows, known, Rules(), now=0).decide(empty)
+    decided = admission.Plan(rows, known, Rules(), now=0).decide(empty)
     assert decided.counts.conflicts == 1
     without = Rules(times_last=False)
-    decided = admission.plan(rows, known, without, now=0).decide(empty)
+    decided = admission.Plan(rows, known, without, now=0).decide(empty)
     assert decided.counts.conflicts == 0
 
 
@@ -565,7 +565,7 @@ def test_how_far_a_gap_goes_is_not_known_while_what_follows_was_not_read(
     rules = Rules(max_backoff=1)
     hold = Hold("a", 1, 4, first_seen=5, attempts=9, next_attempt=5, since=5)
     known = Known(holds={"a": hold})
-    planned = admission.plan(table(rows), known, rules, 1_000_000_000, due=["a"])
+    planned = admission.Plan(table(rows), known, rules, 1_000_000_000, due=["a"])
     decision = planned.decide(EVENTS.empty_table(), rest)
     assert decision.holds == {"a": hold}
     assert not decision.gaps

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from eventpub import admission
@@ -15,13 +14,11 @@ from eventpub.admission import (
     Decision,
     Hold,
     Known,
-    Numbers,
     Rewritten,
     Rules,
     SkippedGap,
     VersionRange,
     Versions,
-    numbers_of,
     values,
 )
 
@@ -109,12 +106,7 @@ class World:
         for aggregate_id, version in self.refused:
             refused.setdefault(aggregate_id, []).append(version)
         last, times = (
-            Numbers(
-                aggregate_ids,
-                numbers_of(aggregate_ids, known, -77),
-                np.array([a in known for a in aggregate_ids], bool),
-            )
-            for known in (self.last, self.times)
+            {a: known[a] for a in aggregate_ids if a in known} for known in (self.last, self.times)
         )
         return Known(
             last, self.holds, self.skipped, self.baseline, refused, times, rewritten=self.rewritten
@@ -130,7 +122,7 @@ class World:
         self.now = max(self.now, now)
         due = [a for a, hold in self.holds.items() if hold.next_attempt <= self.now]
         ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
-        plan = admission.plan(
+        plan = admission.Plan(
             rows,
             self.known(list(dict.fromkeys([*ids, *due, *retry_now, *skip_now]))),
             self.rules,

@@ -625,3 +625,12 @@ def test_what_killed_processes_have_left_of_copies_is_removed(tmp_path: Path) ->
         }
         assert lives.stdin is not None
         lives.stdin.close()
+
+
+def test_a_dead_letter_below_the_first_version_leaves_what_was_skipped(tmp_path: Path) -> None:
+    with Index(tmp_path / "0", IDENTITY) as index:
+        index.begin(None)
+        index.fold_gaps([GAP], {}, now=300)
+        fold(index, {}, {}, {("orders.events.dead", 2): 1}, 300, refused={"a": [0]})
+        known = index.known(["a"])
+        assert (known.skipped, known.refused) == ({"a": [(4, 5)]}, {"a": [0]})

@@ -66,5 +66,5 @@ def transact(shard: Publishing, decision: Decision) -> list[Any]:
     """One try; the letters that go out with it."""
     refusals: Refusals = shard._refusals
     kept = refusals.without(decision, 0, "table events")
-    shard._transact(decision, kept, kept.dead, None, 0)
+    shard._transact(decision, kept, 0)
     return kept.dead

@@ -13,7 +13,7 @@ from eventpub import config
 from eventpub.admission import EVENTS, Decision, Shard
 from eventpub.channel import Beginning, Report
 from eventpub.index import Index
-from eventpub.shard import folding
+from eventpub.shard import baseline
 from eventpub.times import SYSTEM_CLOCK
 
 SECOND = 1_000_000
@@ -32,7 +32,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
     index.decide_baseline(None)
     index.moved_to(KNOWN)
     index.record(Decision(EVENTS.empty_table()), {}, READ_TO)
-    monkeypatch.setattr(folding, "list_offsets", lambda *_: {("t", 0): 5_000, ("t", 1): 0})
+    monkeypatch.setattr(baseline, "list_offsets", lambda *_: {("t", 0): 5_000, ("t", 1): 0})
 
     def decided(
         newest: int,
@@ -44,7 +44,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
         former_indexes: tuple[str, ...] = (),
     ) -> tuple[Index, Report, int]:
         oldest = {("t", partition): at for partition, at in enumerate(left)}
-        monkeypatch.setattr(folding, "oldest_events", lambda *_: oldest)
+        monkeypatch.setattr(baseline, "oldest_events", lambda *_: oldest)
         counted: list[int] = [0]
 
         def keys(after: int, upto: int, _: Shard) -> tuple[()]:
@@ -75,12 +75,14 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
             low=lambda position: position,
             lookup=SimpleNamespace(keys=keys),
         )
-        fold = folding.Fold(context, is_again=is_again)
+        decision = baseline.Baseline(
+            context, is_again=is_again, take=lambda _: None, meanwhile=lambda: None
+        )
         if forgotten is not None:
-            index.decide_baseline(fold._settled_by_all(index.position, forgotten))
+            index.decide_baseline(decision._settled_by_all(index.position, forgotten))
         else:
             index.note_truncated(True, newest)
-            fold._decide_baseline()
+            decision.decide()
         return index, context.report, counted[-1]
 
     yield decided

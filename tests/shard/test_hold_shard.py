@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventpub.admission import Decision, Hold
-from eventpub.shard.hold_shard import with_unpublished
+from eventpub.shard.publishing import with_unpublished
 from tests.admission.world import World
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventpub.admission import Known
-from eventpub.shard.jumps import Jumps
+from eventpub.shard.folding import Jumps
 
 
 def jumps(**skipped: list[tuple[int, int]]) -> Jumps:

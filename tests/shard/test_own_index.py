@@ -18,7 +18,7 @@ from eventpub.index import Index
 from eventpub.index.database import ROCKSDB
 from eventpub.shard import runner
 from eventpub.shard.assignment import adopts
-from eventpub.shard.own_index import open_index
+from eventpub.shard.context import open_index
 
 SHARD = Shard(0, 2, 4)
 

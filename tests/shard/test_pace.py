@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from eventpub.admission import EVENTS
-from eventpub.shard.pace import Pace, Sizes, portions, rows_within
+from eventpub.shard.pace import Pace, Sizes, rows_within
 
 MIB = 1 << 20
 
@@ -29,28 +29,15 @@ def rows(*sizes: int) -> pa.Table:
     return pa.Table.from_pylist(found, schema=EVENTS)
 
 
-def sizes(parts: list[pa.Table]) -> list[int]:
-    """How many rows each has."""
-    return [part.num_rows for part in parts]
-
-
 def test_a_transaction_holds_as_many_rows_as_have_so_many_bytes() -> None:
     table = rows(1000, 1000, 1000, 9000, 1, 1)
-    assert rows_within(table, 0, 2500) == 2
-    assert rows_within(table, 2, 2500) == 1
-    assert rows_within(table, 3, 2500) == 1  # too large by itself: one at least
-    assert rows_within(table, 4, 2500) == 2
-    assert rows_within(table, 6, 2500) == 0
-    assert rows_within(table, 0, MIB) == 6
-    assert rows_within(table, 0, MIB, most=4) == 4
-
-
-def test_small_rows_come_in_equal_parts_and_large_ones_by_their_bytes() -> None:
-    assert sizes(list(portions(rows(*[10] * 21), Sizes(rows=10)))) == [11, 10]
-    assert sizes(list(portions(rows(), Sizes(rows=10)))) == []
-    large = list(portions(rows(*[2000] * 5, 1, 1), Sizes(rows=10, most=5000)))
-    assert sizes(large) == [2, 2, 3]
-    assert [v for part in large for v in part.column("version").to_pylist()] == list(range(1, 8))
+    assert rows_within(table, 0, 2500, 10) == 2
+    assert rows_within(table, 2, 2500, 10) == 1
+    assert rows_within(table, 3, 2500, 10) == 1  # too large by itself: one at least
+    assert rows_within(table, 4, 2500, 10) == 2
+    assert rows_within(table, 6, 2500, 10) == 0
+    assert rows_within(table, 0, MIB, 10) == 6
+    assert rows_within(table, 0, MIB, 4) == 4
 
 
 def test_transactions_grow_while_they_are_fast() -> None:

@@ -18,11 +18,12 @@ from eventpub.coordinator.recount import Recount
 from eventpub.coordinator.windows import Windows
 from eventpub.errors import StateError
 from eventpub.index import Index
-from eventpub.index.values import BucketCounts, Recent
+from eventpub.index.values import BucketCounts
 from eventpub.publisher import prepare, recovery, workers
 from eventpub.shard import answering, folding, publishing, runner
 from eventpub.shard.answering import Answering
 from eventpub.shard.assignment import Assignment
+from eventpub.shard.baseline import Baseline
 from eventpub.shard.pace import Pace
 from eventpub.shard.publishing import Publishing
 from eventpub.sink import client, layout
@@ -360,7 +361,7 @@ def no_older() -> Iterator[None]:
 def low_as_baseline() -> Iterator[None]:
     """Whatever commits late below the position counts as published where an index is lost (A4)."""
     with patch.object(
-        folding.Fold, "_lost_baseline", lambda fold, _: (fold._context.beginning.low, {})
+        Baseline, "_lost_baseline", lambda baseline, _: (baseline._context.beginning.low, {})
     ):
         yield
 
@@ -368,21 +369,21 @@ def low_as_baseline() -> Iterator[None]:
 @contextmanager
 def no_cut_before() -> Iterator[None]:
     """Only what waits tells where the baseline is, not what retention has left (A4)."""
-    with patch.object(folding.Fold, "_count_as_published", lambda *_: None):
+    with patch.object(Baseline, "_count_as_published", lambda *_: None):
         yield
 
 
 @contextmanager
 def no_skip_missing() -> Iterator[None]:
     """What commits below an event that counts as published was published, too."""
-    with patch.object(folding.Fold, "_skip_missing", lambda *_: None):
+    with patch.object(Baseline, "_skip_missing", lambda *_: None):
         yield
 
 
 @contextmanager
 def none_left() -> Iterator[None]:
     """What stands above the last event that the topic has may have been cut."""
-    with patch.object(folding.Fold, "_is_left", lambda *_: False):
+    with patch.object(Baseline, "_is_left", lambda *_: False):
         yield
 
 
@@ -405,13 +406,6 @@ def any_time() -> Iterator[None]:
         )
 
     with patch.object(folding.Fold, "_take", of_any):
-        yield
-
-
-@contextmanager
-def no_forget() -> Iterator[None]:
-    """What the index keeps in memory stays as it was when the topic is read back."""
-    with patch.object(Recent, "forget", lambda _: None):
         yield
 
 
@@ -493,7 +487,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         none_left,
         counted_twice,
         any_time,
-        no_forget,
         some_reports,
         no_search,
         no_contents,
@@ -536,7 +529,6 @@ NOTICED_BY = {
     "none_left": ("retention_any", 4844),
     "counted_twice": ("second_rows", 21269),
     "any_time": ("future_and_cut", 6),
-    "no_forget": ("any", 2004),
     "no_search": ("retries", 4),
     "no_contents": ("second_rows", 0),
     "no_contents_folded": ("second_rows", 12),
