@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -87,6 +88,13 @@ def _mapped(error: OSError, path: Path) -> StateError:
             suggestion="set app.state_dir to a folder on a local disk; on NFS, mount it with"
             " locking (NFS 4, or lockd, and without nolock)",
         )
+    if error.errno == errno.EACCES and (owner := _owner(path)):
+        return StateError(
+            "state.not_writable",
+            f"{owner} runs the publisher, and this user may not use its files",
+            where=str(path),
+            suggestion=f"run the command as {owner} (sudo -u {owner} …)",
+        )
     return StateError(
         "state.not_writable",
         f"cannot be written: {error.strerror}",
@@ -94,3 +102,12 @@ def _mapped(error: OSError, path: Path) -> StateError:
         suggestion="give the publisher's user write access, set app.state_dir to another folder,"
         " or, if it was moved, move it back",
     )
+
+
+def _owner(path: Path) -> str | None:
+    """The name of the other user whose file this is; None: it is not there, or is this one's."""
+    try:
+        uid = path.stat().st_uid
+        return None if uid == os.geteuid() else pwd.getpwuid(uid).pw_name
+    except (OSError, KeyError):
+        return None

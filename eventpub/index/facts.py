@@ -35,6 +35,15 @@ _MOVED = (
     "if sink.topic was changed, and only new events are to be published there: set"
     " sink.accept_topic_id to the new topic's id, which `eventpub doctor` shows; "
 )
+_OTHER_FOLDER = (
+    "set app.state_dir to another folder, or remove this one: what was published is read back from"
+    " the topic"
+)
+_OTHER_TABLE = (
+    "another table needs an app.id, an app.state_dir and a sink.topic of its own; if only the table"
+    " or its database was renamed, remove this folder: what was published is read back from the"
+    " topic"
+)
 
 
 def read_facts(items: Items) -> dict[str, Any]:
@@ -324,8 +333,7 @@ def of_another(found: Mapping[str, Any], required: Mapping[str, Any], where: Pat
         )
         + (_MOVED if may_be_renamed and "topic" in differing else "")
         + ("otherwise " if may_be_renamed else "")
-        + "set app.state_dir to another folder, or remove this one (also after the table"
-        " or its database was renamed): what was published is read back from the topic",
+        + (_OTHER_TABLE if "table" in differing else _OTHER_FOLDER),
     )
 
 

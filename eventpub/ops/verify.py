@@ -140,8 +140,9 @@ def _held_since(config: Config, now: int) -> int:
     longest = attempts + read.delay + read.max_wait + GRACE
     started = _read_state(config, "status.json").get("started_at")
     has_just_begun = isinstance(started, float | int) and time.time() - started < longest / 1e6
-    if has_just_begun and _read_state(config, "progress.json").get("holds"):
-        return 0
+    progress = _read_state(config, "progress.json")
+    if progress.get("holds") and (has_just_begun or progress.get("is_paused")):
+        return 0  # while it is paused, nothing is attempted
     return now - longest
 
 
@@ -339,7 +340,10 @@ def _compared_range(
     elif "position" in progress:
         upto = int(progress["position"])
         if holds := progress.get("holds"):
-            notes.append(f"{holds} aggregates are held: their events are not published yet")
+            notes.append(
+                counted(holds, "aggregate is held", "aggregates are held")
+                + ": events of theirs are not published yet"
+            )
     else:
         upto = store.now() - config.read.delay
         lacking = f"no publisher's position in {config.app.state_dir}"

@@ -8,6 +8,7 @@ publish everything twice, since publishers of different ids do not fence each ot
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -60,10 +61,8 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
         f" {message.topic()}[{message.partition()}], offset {message.offset()}",
         where=f"topic {sink.topic}",
         suggestion="a topic must be its publisher's own: give each another sink.topic and"
-        " app.state_dir;"
-        f" if this publisher was called {name!r} before: app.former_ids = [{name!r}]".replace(
-            "'", '"'
-        ),
+        f" app.state_dir; if this publisher was called {name!r} before:"
+        f" app.former_ids = [{json.dumps(name)}]",
     )
 
 

@@ -232,8 +232,8 @@ def _require_own(options: SourceOptions, place: Place, plan: Plan) -> None:
         found = place.read(name)
     theirs: dict[str, Any] = json.loads(found or b"{}")
     different = [key for key in identity if theirs.get(key) != identity[key]]
-    if different:
-        key = different[0]
+    if different:  # partitions are as many as shards where nothing else is said
+        key = "shards" if "shards" in different else different[0]
         raise StateError(
             "state.foreign",
             f"the checkpoint and its state belong to {key} {theirs.get(key)!r}, but the option is"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import getpass
 import pickle
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from eventpub.channel import Beginning
 from eventpub.config import Config, Gaps, Read, Recount, Sink, Store
-from eventpub.errors import ConfigError
+from eventpub.errors import ConfigError, EventpubError, from_dict
 from eventpub.spark.plan import Plan
 from eventpub.times import parse_time
 
@@ -28,6 +29,9 @@ _SINK_KEYS = (
     "create_topics", "partitions", "replication_factor", "dead_limit", "transaction_timeout",
 )  # fmt: skip
 _OTHERS_OF_SINK = ("id", "topic", "after_query", "checkpointlocation", "path")
+_KEY = re.compile(
+    r"\[store\.columns\]|\[?sink\.properties(?:\.([\w.]+))?\]?|\b(store|read|gaps|recount|sink)\.([a-z_]+)\b"
+)
 _NAMES = {
     key: section
     for section, model in _SECTIONS.items()
@@ -304,6 +308,25 @@ _REQUIRED = {
     "state": "set it to a location that all executors reach, as the checkpoint does: a folder,"
     " s3://…, gs://… or az://…; the source keeps there what it has decided",
 }
+
+
+def with_options(error: EventpubError) -> EventpubError:
+    """An error of a user's own query: with its options in place of the configuration's keys."""
+    found = error.to_dict()
+    for name in ("message", "where", "suggestion"):
+        found[name] = found[name] and _KEY.sub(_option_of, found[name])
+    return from_dict(found)
+
+
+def _option_of(key: re.Match[str]) -> str:
+    of_librdkafka, section, name = key.groups()
+    if section is None:
+        names = "columns.…" if "columns" in key[0] else f"kafka.{of_librdkafka or '…'}"
+        return f"option {names}"
+    if name == "bootstrap_servers":
+        return "option kafka.bootstrap.servers"
+    is_one = name in _NAMES or name in Sink.model_fields
+    return f"option {name}" if is_one else key[0]
 
 
 def _default_folder() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from eventpub.errors import EventpubError
@@ -16,11 +16,20 @@ class SourceError(RuntimeError):
 
 
 @contextmanager
-def errors_through_spark() -> Iterator[None]:
-    """Raise errors of ours as Spark can pass them on."""
+def errors_through_spark(given: Collection[str] = ()) -> Iterator[None]:
+    """Raise errors of ours as Spark can pass them on.
+
+    Args:
+        given: the options of the source or the sink. Those of a user's own query are named in place
+            of the configuration's keys.
+    """
     try:
         yield
     except EventpubError as error:
+        if "publisher_secret" not in given:
+            from eventpub.spark.options import with_options
+
+            error = with_options(error)
         raise SourceError(error.marked()) from error
 
 

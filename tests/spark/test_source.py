@@ -21,12 +21,12 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from eventpub import patience
 from eventpub.channel import Request
 from eventpub.config import Config
-from eventpub.errors import find_marked
+from eventpub.errors import StoreError, find_marked
 from eventpub.parts import Parts, real_parts
 from eventpub.shard.pace import Sizes
 from eventpub.sources.mysql import events as events_of_table
 from eventpub.spark import driver, planner, task
-from eventpub.spark.options import source_options
+from eventpub.spark.options import source_options, with_options
 from eventpub.spark.plan import Plan
 from eventpub.spark.process import SourceError
 from eventpub.spark.source import EventStoreDataSource
@@ -397,6 +397,22 @@ class TestRefused:
             Query(table, tmp_path, **changed).run()
         assert code_of(failed) == code
         assert says in str(failed.value)
+
+    def test_an_error_names_options_in_place_of_keys(self) -> None:
+        error = StoreError(
+            "store.table_missing",
+            "there is no table at sink.bootstrap_servers",
+            where="store.table = events",
+            suggestion="name the right one in [store.columns], or set sink.properties.linger.ms;"
+            " see store.unreachable",
+        )
+        said = with_options(error)
+        assert said.message == "there is no table at option kafka.bootstrap.servers"
+        assert said.where == "option table = events"
+        assert said.suggestion == (
+            "name the right one in option columns.…, or set option kafka.linger.ms;"
+            " see store.unreachable"
+        )
 
     def test_missing_options(self) -> None:
         for given, missing in (({}, "url"), ({"url": "mysql+pymysql://u@h/d"}, "state")):

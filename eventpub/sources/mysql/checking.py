@@ -250,6 +250,9 @@ def _versions(subject: _Subject, found: Versions) -> _Finding:
             " lack versions in between: each waits until its gap is skipped (gaps.max_backoff)",
             f"check that every writer increments {version} by one within an aggregate",
         )
+    if found.with_holes:
+        many = counted(found.with_several, "aggregate")
+        return "ok", f"consecutive, but in {found.with_holes} of {many} with several events"
     return "ok", "consecutive within each aggregate"
 
 
