@@ -185,7 +185,8 @@ def no_journals(query: str, batch: int) -> StateError:
         f"the checkpoint is at batch {batch}, whose journals are missing",
         where=f"query {query}",
         suggestion="the checkpoint and the state belong together: use the state that belongs to"
-        " this checkpoint, or start with a new checkpoint",
+        " this checkpoint, or start with a new checkpoint. (It is the same where a function of"
+        " foreachBatch left rows unread, and the query ended before its next batch.)",
     )
 
 
