@@ -6,7 +6,6 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import structlog
@@ -25,7 +24,6 @@ from eventpub.spark.plan import Plan
 from eventpub.spark.planner import Planner
 from eventpub.spark.snapshots import prune
 from eventpub.spark.task import Part
-from eventpub.spark.unread import leave_unread
 from eventpub.state import StateDir
 
 _PRUNED_EVERY = 60.0
@@ -51,7 +49,7 @@ class Driver:
         self._until: int | None = None
         self._planner: Planner | None = None
         self._layout: Layout | None = None
-        self._begun: Plan | None = None
+        self._begun = 0
         self._pruned_at = float("-inf")
         self._state: StateDir | None = None
         if options.publisher is not None:
@@ -59,13 +57,9 @@ class Driver:
         self._observed = Observed(None if self._state is None else Notes(self._state).put)
 
     def close(self) -> None:
-        """Close the connections; what tasks were handed out and have not ended is left undone."""
+        """Close the connections."""
         if self._planner is not None:
             self._planner.close()
-        if self._begun is not None and self._state is None and self._until is None:
-            with suppress(EventpubError):
-                journals = Journals(Place(self.options.state), self._begun.query)
-                leave_unread(journals, self._begun, range(self.options.config.run.shards))
 
     def _waited(self, do: Callable[[], T]) -> T:
         """What `do` returns; while the database or the state's location is away, it is tried again:
@@ -125,18 +119,13 @@ class Driver:
                 return start
         if plan is None:
             return start
-        self._begins(plan)
+        self._begun = plan.batch
         return plan.to_offset()
 
     def _next(self, last: Plan) -> Plan | None:
         if self._planner is None:
             self._planner = self._new_planner(last)
-        return self._planner.next(last)
-
-    def _begins(self, plan: Plan) -> None:
-        self._begun = plan
-        if self._planner is not None:
-            self._planner.begun = plan.batch
+        return self._planner.next(last, is_ours=last.batch == self._begun)
 
     def reported(self) -> Offset | None:
         """The boundary as it was polled last."""
@@ -152,7 +141,7 @@ class Driver:
         """
         plan = Plan.from_offset(end)
         layout = self._waited(lambda: self._layout_for(plan))
-        self._begins(plan)
+        self._begun = plan.batch
         return [Part(plan, n, layout) for n in range(self.options.config.run.shards)]
 
     def _layout_for(self, plan: Plan) -> Layout:
@@ -179,7 +168,7 @@ class Driver:
     def _new_planner(self, last: Plan) -> Planner:
         options, place = self.options, Place(self.options.state)
         _require_own(options, place, last)
-        planner = Planner(
+        return Planner(
             options.config,
             self._discovered(),
             Journals(place, last.query),
@@ -188,8 +177,6 @@ class Driver:
             requests=self._requests,
             observed=self._observed,
         )
-        planner.begun = 0 if self._begun is None else self._begun.batch
-        return planner
 
     def _requests(self) -> list[Request]:
         state = self._state

@@ -184,9 +184,8 @@ def no_journals(query: str, batch: int) -> StateError:
         f"the checkpoint is at batch {batch}, whose journals are missing",
         where=f"query {query}",
         suggestion="the checkpoint and the state belong together: use the state that belongs to"
-        " this checkpoint, or start with a new checkpoint; if both are new, a function of"
-        " foreachBatch has not read its batch to the end (show and limit do not): write all of it,"
-        " or persist it first",
+        " this checkpoint, or start with a new checkpoint; where a function of foreachBatch left"
+        " rows unread, as show and limit do, and the query ended then: have it read its batch whole",
     )
 
 

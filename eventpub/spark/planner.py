@@ -23,11 +23,11 @@ from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StateError, StoreError
 from eventpub.parts import real_parts
 from eventpub.sources.mysql import EventStore, Layout
-from eventpub.spark.journal import Journals, no_journals
+from eventpub.spark.journal import Journals
 from eventpub.spark.notes import of_one_batch
 from eventpub.spark.observed import Observed, Table
 from eventpub.spark.plan import Plan
-from eventpub.spark.unread import leave_unread
+from eventpub.spark.unread import report_of
 from eventpub.terminal import counted
 
 _LONGEST_PAUSE = 0.5
@@ -61,9 +61,6 @@ class Planner:
         requests: those that wait.
         observed: takes what is seen of the database.
         clock: seconds that only grow.
-
-    Attributes:
-        begun: the last batch whose tasks this process has handed out; 0: there was none.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -98,7 +95,7 @@ class Planner:
         self._reports: list[Report] = []
         self._taken = -1
         self._poll_at = self._second_at = self._snapshot_at = self._table_at = 0.0
-        self.upper = self.begun = 0
+        self.upper = 0
 
     def close(self) -> None:
         """Close the connections."""
@@ -117,7 +114,7 @@ class Planner:
         self._layout, self._boundary = layout or self._layout, None
         self._store = EventStore(self._config.store, self._layout)
 
-    def next(self, last: Plan) -> Plan | None:
+    def next(self, last: Plan, *, is_ours: bool = False) -> Plan | None:
         """The batch that follows a batch that is done; None: there is nothing to do.
 
         Waits until the database is to be polled. A run that ends by itself also waits for holds and
@@ -125,6 +122,7 @@ class Planner:
 
         Args:
             last: its journals are there.
+            is_ours: whether this process has handed out its tasks.
 
         Raises:
             StoreError: nothing is planned; try again if it is retriable.
@@ -134,14 +132,14 @@ class Planner:
             self._took = self._took or self._clock() - self._planned_at
         while True:
             time.sleep(max(0.0, min(_LONGEST_PAUSE, self._poll_at - self._clock())))
-            plan = self._next(last)
+            plan = self._next(last, is_ours=is_ours)
             if plan is not None or self._until is None:
                 return plan
             if self._is_over(last):
                 return None
 
-    def _next(self, last: Plan) -> Plan | None:
-        recounting = self._begin(last)
+    def _next(self, last: Plan, *, is_ours: bool) -> Plan | None:
+        recounting = self._begin(last, is_ours=is_ours)
         is_cut = self._is_cut(last)
         result = self._poll(last, is_cut=is_cut)
         self._count(last, recounting, result)
@@ -196,11 +194,15 @@ class Planner:
 
     # -- what is known ----------------------------------------------------------------------------
 
-    def _begin(self, last: Plan) -> Recounting:
+    def _begin(self, last: Plan, *, is_ours: bool) -> Recounting:
         """Take over what the last batch did."""
         if last.batch and self._taken != last.batch:
-            shards = range(self._config.run.shards)
-            self._reports = [self._report(last, shard) for shard in shards]
+            # the publisher's own sink leaves nothing unread
+            may_leave = is_ours and self._until is None and not self._observed.is_of_publisher
+            self._reports = [
+                report_of(self._journals, last, shard, may_leave=may_leave)
+                for shard in range(self._config.run.shards)
+            ]
         if self._recounting is None:
             self._recounting = Recounting(
                 self._config.recount.horizon,
@@ -220,22 +222,6 @@ class Planner:
                 self._recounting.account(report)
             self._recounting.compared(self._reports)
         return self._recounting
-
-    def _report(self, last: Plan, shard: int) -> Report:
-        """What a shard did in a batch."""
-        head = self._journals.head(last.batch, shard)
-        if head is None and last.batch == self.begun and self._leaves_unread:
-            leave_unread(self._journals, last, [shard])
-            head = self._journals.head(last.batch, shard)
-        if head is None:
-            raise no_journals(last.query, last.batch)
-        report_there: Report = head["report"]
-        return report_there
-
-    @property
-    def _leaves_unread(self) -> bool:
-        """Whether the query's function may leave rows unread; the publisher's own sink does not."""
-        return not self._observed.is_of_publisher and self._until is None
 
     def _is_cut(self, last: Plan) -> bool:
         """Whether a shard has more to read up to the last end than its task has taken."""

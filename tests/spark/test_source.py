@@ -203,8 +203,6 @@ def test_what_a_function_of_foreach_batch_leaves_unread_comes_with_the_next_batc
     assert sorted(events(found)) == [(f"a-{n}", 1) for n in range(10)]
     query.restart()
     commit(table, "a-0", 2)
-    assert query.plan()
-    query.restart()  # nothing was read, and the batch was committed
     assert events(query.run(1)) == [("a-0", 2)]
 
 
