@@ -109,7 +109,8 @@ class Settling:
             spans = [span for span in _spans(self._published) if span.task in doubtful]
             if not (hidden := [span for span in spans if not self._is_visible(span)]):
                 return
-            log.warning("publishing again what a broker has left open or discarded: %s", hidden)
+            places = sorted({span.place for span in hidden})
+            log.warning("publishing again what a broker has left open or discarded: %s", places)
             self._publish_again(hidden)
 
     def _left_open(self) -> list[_Span]:
