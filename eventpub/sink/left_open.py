@@ -19,7 +19,7 @@ from eventpub.sink.batch import Batch
 from eventpub.sink.causes import caution_of
 from eventpub.sink.client import Clients
 from eventpub.sink.markers import Markers
-from eventpub.sink.missing_markers import PartitionId, again, hanging
+from eventpub.sink.missing_markers import PartitionId, again
 from eventpub.sink.owned_producer import OwnedProducer, transactional_id
 from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
 from eventpub.sink.topics import list_offsets
@@ -27,9 +27,6 @@ from eventpub.sink.transaction import Transactions
 
 Written = dict[str, dict[str, list[int]]]
 """By topic and partition: first offset, the next after the last, and number of records."""
-
-_OTHERS_END_WITHIN = 90.0
-"""Seconds for which transactions of others are waited for: longer than one may last."""
 
 log = logging.getLogger("eventpub.sink")
 
@@ -101,7 +98,7 @@ class Settling:
         """Until all is visible.
 
         Raises:
-            SinkError: sink.not_visible, sink.hanging_transaction, ….
+            SinkError: sink.not_visible, sink.unreachable, ….
         """
         while True:
             held = self._left_open()
@@ -131,24 +128,10 @@ class Settling:
                 owned.ready()
                 own = [span.place for span in held if span.task == task]
                 self._transactions(owned, task).run_in_vain(own)
-        for span in held:
-            self._wait_for_others(span)
         return held
 
-    def _wait_for_others(self, span: _Span) -> None:
-        began = self._clients.clock.monotonic()
-        while True:
-            stable = list_offsets(self._clients, [span.place], "latest", committed=True)
-            if stable[span.place] >= span.end:
-                return
-            waited = self._clients.clock.monotonic() - began
-            if waited > _OTHERS_END_WITHIN:
-                at = stable[span.place]
-                raise hanging(self._clients.sink, span.place, at, span.end, waited)
-            self._clients.clock.sleep(0.1)
-
     def _is_visible(self, span: _Span) -> bool:
-        """Whether its last record is, if retention has left it."""
+        """Whether its last record is, if retention has left it; waits for what others have open."""
         low = list_offsets(self._clients, [span.place], "earliest")[span.place]
         last = {span.place: (span.end - 1, span.end)}
         if low >= span.end:

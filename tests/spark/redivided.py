@@ -89,6 +89,7 @@ def main(folder: Path, topic: str, servers: str) -> None:
     changed = run(spark, sink, 4, "as it was")
     assert "sink.batch_changed" in changed, changed
     assert run(spark, sink, 2, "backwards") == ""
+    assert run(spark, sink, 4, "as it was") == "", "there is no other batch"
     spark.stop()
 
 
