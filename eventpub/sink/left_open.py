@@ -52,7 +52,7 @@ def end_own(clients: Clients, transactions: Transactions, places: Collection[Par
         if ends and clients.clock.monotonic() > deadline:
             transactions.run_in_vain(ends)
             return
-        clients.clock.sleep(0.02)
+        clients.clock.sleep(0.02 if ends else 0)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Settling:
             places = sorted({s.place for s in spans if stable[s.place] == s.first})
             if places and self._clients.clock.monotonic() > deadline:
                 break
-            self._clients.clock.sleep(0.02)
+            self._clients.clock.sleep(0.02 if places else 0)
         held = [s for s in spans if s.place in places and s.end > stable[s.place]]
         for task in sorted({span.task for span in held}):
             with closing(OwnedProducer(self._clients, self._id, task)) as owned:

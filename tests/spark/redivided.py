@@ -8,14 +8,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from confluent_kafka import KafkaException
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from tests.sink.helpers import read_topic
 from tests.spark.job import session
 
 ROWS = 12
@@ -35,14 +38,15 @@ class Divided(DataSource):
 
     def streamReader(self, schema: Any) -> DividedReader:  # noqa: N802 (Spark's name)
         """Reads it."""
-        return DividedReader(int(self.options["tasks"]), self.options["way"])
+        return DividedReader(int(self.options["tasks"]), self.options["way"], self.options["topic"])
 
 
 class DividedReader(DataSourceStreamReader):
-    """Its last task fails where the way is `fails`; `backwards` is the order of the rows."""
+    """Where the way is `fails`, its last task does when another has published; `backwards` is the
+    order of the rows."""
 
-    def __init__(self, tasks: int, way: str) -> None:
-        self._tasks, self._way = tasks, way
+    def __init__(self, tasks: int, way: str, topic: str) -> None:
+        self._tasks, self._way, self._topic = tasks, way, topic
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Before the batch."""
@@ -59,7 +63,12 @@ class DividedReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
         if self._way == "fails" and partition.value == self._tasks - 1:
-            time.sleep(8)
+            servers, _, topic = self._topic.rpartition("/")
+            has_published = False
+            while not has_published:
+                with suppress(AssertionError, KafkaException):
+                    has_published = bool(read_topic(servers, topic))
+                time.sleep(0.5)
             raise RuntimeError("the source fails")
         size = ROWS // self._tasks
         numbers = range(partition.value * size, (partition.value + 1) * size)
@@ -70,7 +79,9 @@ class DividedReader(DataSourceStreamReader):
 
 def run(spark: SparkSession, sink: dict[str, str], tasks: int, way: str) -> str:
     """Start the query; why it has failed."""
-    rows = spark.readStream.format("divided").option("tasks", tasks).option("way", way).load()
+    place = f"{sink['kafka.bootstrap.servers']}/{sink['topic']}"
+    options = {"tasks": tasks, "way": way, "topic": place}
+    rows = spark.readStream.format("divided").options(**options).load()
     query = rows.writeStream.format("eventpub").options(**sink).trigger(availableNow=True).start()
     try:
         query.awaitTermination()
