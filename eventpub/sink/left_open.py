@@ -18,7 +18,7 @@ from eventpub.sink.base import no_crash
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
 from eventpub.sink.markers import Markers
-from eventpub.sink.missing_markers import PartitionId, again, hanging
+from eventpub.sink.missing_markers import PartitionId, again
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
 from eventpub.sink.topics import list_offsets, open_below
@@ -26,9 +26,6 @@ from eventpub.sink.transaction import Transactions
 
 Written = dict[str, dict[str, list[int]]]
 """By topic and partition: first offset, the next after the last, and number of records."""
-
-_OTHERS_END_WITHIN = 90.0
-"""Seconds for which transactions of others are waited for: longer than one may last."""
 
 log = logging.getLogger("eventpub.sink")
 
@@ -94,7 +91,7 @@ class Settling:
         """Until all is visible.
 
         Raises:
-            SinkError: sink.not_visible, sink.hanging_transaction, ….
+            SinkError: sink.not_visible, sink.unreachable, ….
         """
         while True:
             held = self._left_open()
@@ -102,7 +99,8 @@ class Settling:
             spans = [span for span in _spans(self._published) if span.task in doubtful]
             if not (hidden := [span for span in spans if not self._is_visible(span)]):
                 return
-            log.warning("publishing again what a broker has left open or discarded: %s", hidden)
+            places = sorted({span.place for span in hidden})
+            log.warning("publishing again what a broker has left open or discarded: %s", places)
             self._publish_again(hidden)
 
     def _left_open(self) -> list[_Span]:
@@ -116,25 +114,17 @@ class Settling:
             places = sorted({s.place for s in spans if stable[s.place] == s.first})
             if places and self._clients.clock.monotonic() > deadline:
                 break
-            self._clients.clock.sleep(0.02)
+            self._clients.clock.sleep(0.02 if places else 0)
         held = [s for s in spans if s.place in places and s.end > stable[s.place]]
         for task in sorted({span.task for span in held}):
             with closing(OwnedProducer(self._clients, self._id, task)) as owned:
                 owned.ready()
                 own = [span.place for span in held if span.task == task]
                 Transactions(self._clients, 1, owned).run_in_vain(own)
-        for span in held:
-            self._wait_for_others(span)
         return held
 
-    def _wait_for_others(self, span: _Span) -> None:
-        held = open_below(self._clients, {span.place: span.end}, _OTHERS_END_WITHIN)
-        if held:
-            at = held[span.place]
-            raise hanging(self._clients.sink, span.place, at, span.end, _OTHERS_END_WITHIN)
-
     def _is_visible(self, span: _Span) -> bool:
-        """Whether its last record is, if retention has left it."""
+        """Whether its last record is, if retention has left it; waits for what others have open."""
         low = list_offsets(self._clients, [span.place], "earliest")[span.place]
         last = {span.place: (span.end - 1, span.end)}
         if low >= span.end:

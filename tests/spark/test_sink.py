@@ -54,7 +54,7 @@ from eventpub.spark.process import SourceError
 from eventpub.spark.sink import EventpubSink, Published, Writer
 from eventpub.spark.topic_watch import TopicWatch
 from tests.sink.helpers import CREATED, read_topic
-from tests.spark import cut_off
+from tests.spark import cut_off, redivided
 from tests.tcp_proxy import TcpProxy
 
 _FIELDS: list[Any] = [
@@ -651,6 +651,17 @@ def test_rows_that_only_stop_coming_are_not_published(
     assert len(values) == len(set(values)) == cut_off.ROWS
 
 
+def test_a_query_that_is_started_again_with_other_tasks_repeats_nothing(
+    kafka_server: Kafka, topic_name: str, tmp_path: Path
+) -> None:
+    servers = kafka_server.bootstrap_servers
+    job = [sys.executable, "-m", "tests.spark.redivided", str(tmp_path), topic_name, servers]
+    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    values = sorted(int(record.value()) for record in read_topic(servers, topic_name))
+    assert values == [*range(redivided.ROWS)]
+
+
 def limit(server: Kafka, topics: list[str], size: int) -> None:
     """Have the broker take no larger records."""
     admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
@@ -703,6 +714,9 @@ def test_a_checkpoint_that_is_older_than_the_topic_publishes_nothing(
 ) -> None:
     for batch in range(6):
         sink.write(batch, [event("a", batch + 1)])
+    sink.run = "r2"
+    emptied = sink.refused(0, [event("a", 1)])
+    assert emptied.code == "sink.checkpoint_behind", "it lacks its offsets alone"
     restored = sink.refused(3, [event("a", 4), event("new", 1)])
     assert restored.code == "sink.checkpoint_behind"
     assert "after_query = q1" in (restored.suggestion or "")
