@@ -220,14 +220,12 @@ class ShardSink:
             at = -1 if reports.first is None else reports.first.offset()
             if 0 <= at < self._reached(place, at) - marker:
                 self._give_up()
-                if place[0] != self._sink.topic:
-                    raise faults.aborted(
-                        None, self._sink
-                    )  # made again: the next fold takes it as new
+                if place[0] != self._sink.topic:  # made again: the next fold takes it as new
+                    raise faults.aborted(None, self._sink)
                 raise faults.records_gone(self._sink, place, self._reached(place, at), at)
             if self._fold is not None and at > (end := self._reached(place, 0)):
                 unread[place] = end, at
-        if unread and self._has_missed(unread) and self._owned.is_transactional:
+        if unread and self._has_missed(unread):
             self._give_up()
             self._clients.renew()  # the old one knows that broker for the leader
             raise faults.aborted(None, self._sink)
@@ -259,9 +257,9 @@ class ShardSink:
                 self._give_up()
                 raise
             client.log.warning("reading past the end of a fold failed: %s", error)
-            return True
-        if own is None:
-            return False
+            return self._owned.is_transactional
+        if own is None or not self._owned.is_transactional:
+            return False  # without transactions, a former sink's may come late
         client.log.warning(
             "%s[%d] was read back to offset %d, but has records of this publisher after it (at"
             " %d): either a broker answered that no longer leads the partition, such as one cut"
