@@ -11,6 +11,7 @@ from typing import Protocol
 
 from eventpub.admission.model import bucket_of
 from eventpub.config import format_time
+from eventpub.coordinator import wording
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.events import Do, Log, Reassign, Sampled, TableChecked
 from eventpub.coordinator.newest import ENDED_FOR, NewestRows
@@ -172,14 +173,7 @@ class DatabaseChanges:
         self._past_oldest = min(self._past_oldest, oldest)
         if now - self._said_of_past >= _SAID_EVERY:
             self._said_of_past = now
-            text = (
-                "rows older than recount.horizon were committed only now; those among the newest"
-                " ids are published, others may be missed: if writers' sessions use another time"
-                " zone, set store.time_zone to it; if transactions last that long, raise"
-                " recount.horizon above that"
-            ) + ", or GRANT PROCESS" * (self._progress.watermark == "denied")
-            facts = {"oldest": format_time(oldest), "seconds": round((time - oldest) / 1e6)}
-            self._do(warning(text, code="store.rows_in_past", rows=len(created), **facts))
+            self._do(wording.rows_of_the_past(len(created), oldest, time, self._progress.watermark))
 
     def _note_future(self, ahead: int, rows: int, now: float) -> None:
         """So many rows lie in the future, the newest so many µs."""
@@ -190,12 +184,7 @@ class DatabaseChanges:
         is_news = not before or (after > before and now - self._said_of_future > _SAID_EVERY)
         if after and is_news:
             self._said_of_future = now
-            text = (
-                "the newest event lies in the future and is published when its time comes; if"
-                " writers' sessions use another time zone, set store.time_zone to it"
-            )
-            facts = {"rows": progress.rows_ahead, "seconds": round(after)}
-            self._do(warning(text, code="store.rows_in_future", **facts))
+            self._do(wording.rows_of_the_future(progress.rows_ahead, after))
         elif before and not after:
             self._do(Log("info", "no event lies in the future any more", {}))
 

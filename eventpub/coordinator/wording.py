@@ -51,6 +51,27 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         yield warning("holds ended: the events above the gap were deleted", count=count)
 
 
+def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str) -> Log:
+    """Rows are committed that were created before the horizon."""
+    text = (
+        "rows older than recount.horizon were committed only now; those among the newest ids are"
+        " published, others may be missed: if writers' sessions use another time zone, set"
+        " store.time_zone to it; if transactions last that long, raise recount.horizon above that"
+    ) + ", or GRANT PROCESS" * (watermark == "denied")
+    seconds = round((now - oldest) / 1e6)
+    facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}
+    return warning(text, code="store.rows_in_past", **facts)
+
+
+def rows_of_the_future(rows: int, seconds: float) -> Log:
+    """The newest row lies in the future."""
+    text = (
+        "the newest event lies in the future and is published when its time comes; if writers'"
+        " sessions use another time zone, set store.time_zone to it"
+    )
+    return warning(text, code="store.rows_in_future", rows=rows, seconds=round(seconds))
+
+
 _MANY_BEGIN_ABOVE = 1_000
 """Aggregates without their first version from which on that is said."""
 
