@@ -11,6 +11,7 @@ from typing import Protocol
 
 from eventpub.admission.model import bucket_of
 from eventpub.config import format_time
+from eventpub.coordinator import wording
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.events import Do, Log, Reassign, Sampled, TableChecked
 from eventpub.coordinator.newest import ENDED_FOR, NewestRows
@@ -20,7 +21,6 @@ from eventpub.coordinator.wording import warning
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
-from eventpub.sources.mysql.zones import writers_zone
 from eventpub.terminal import counted
 
 _WATERMARK = {
@@ -178,13 +178,8 @@ class DatabaseChanges:
         self._past_oldest = min(self._past_oldest, oldest)
         if now - self._said_of_past >= _SAID_EVERY:
             self._said_of_past = now
-            text = (
-                "rows older than recount.horizon were committed only now; those among the newest"
-                f" ids are published, others may be missed: {writers_zone(self._zone)}; if"
-                " transactions last that long, raise recount.horizon above that"
-            ) + ", or GRANT PROCESS" * (self._progress.watermark == "denied")
-            facts = {"oldest": format_time(oldest), "seconds": round((time - oldest) / 1e6)}
-            self._do(warning(text, code="store.rows_in_past", rows=len(created), **facts))
+            state = self._progress.watermark
+            self._do(wording.rows_of_the_past(len(created), oldest, time, state, self._zone))
 
     def _note_future(self, ahead: int, rows: int, now: float) -> None:
         """So many rows lie in the future, the newest so many µs."""
@@ -195,12 +190,7 @@ class DatabaseChanges:
         is_news = not before or (after > before and now - self._said_of_future > _SAID_EVERY)
         if after and is_news:
             self._said_of_future = now
-            text = (
-                "the newest event lies in the future and is published when its time comes; "
-                f"{writers_zone(self._zone)}"
-            )
-            facts = {"rows": progress.rows_ahead, "seconds": round(after)}
-            self._do(warning(text, code="store.rows_in_future", **facts))
+            self._do(wording.rows_of_the_future(progress.rows_ahead, after, self._zone))
         elif before and not after:
             self._do(Log("info", "no event lies in the future any more", {}))
 

@@ -7,6 +7,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -197,19 +198,13 @@ class CommandRunner:
             `is_paused`; None: the coordinator has not answered in time. With an `error`, it holds
             until the publisher ends: it could not be written down.
         """
-        replies: queue.SimpleQueue[int | EventpubError] = queue.SimpleQueue()
         by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
-        self._events.put(e.PauseAsked(is_paused, replies.put, by))
-        try:
-            outcome = replies.get(timeout=_PAUSE_TIMEOUT)
-        except queue.Empty:
-            return {"is_paused": None, "in_work": 0, "error": None}
-        if isinstance(outcome, EventpubError):
-            return {"is_paused": is_paused, "in_work": 0, "error": outcome.to_dict()}
-        return {"is_paused": is_paused, "in_work": outcome, "error": None}
-
-    def withdraw(self, id: str) -> None:
-        self._events.put(e.Withdrawn(id))
+        outcome = self._answer(lambda reply: e.PauseAsked(is_paused, reply, by), _PAUSE_TIMEOUT)
+        return {
+            "is_paused": None if outcome is None else is_paused,
+            "in_work": outcome if isinstance(outcome, int) else 0,
+            "error": outcome.to_dict() if isinstance(outcome, EventpubError) else None,
+        }
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         """Have shards do something; may be called in any thread.
@@ -218,14 +213,22 @@ class CommandRunner:
             `answers` by shard; None: there are none, because of `error`, or in time where that is
             None, too.
         """
-        outcomes: queue.SimpleQueue[dict[int, str] | EventpubError] = queue.SimpleQueue()
-        self._events.put(e.RequestReceived(request, outcomes.put))
-        try:
-            outcome = outcomes.get(timeout=min(max(timeout, 0.0), _ANSWER_TIMEOUT))
-        except queue.Empty:
-            self._events.put(e.Withdrawn(request.id))
-            return {"answers": None, "error": None}
-        if isinstance(outcome, EventpubError):
-            return {"answers": None, "error": outcome.to_dict()}
+        timeout = min(max(timeout, 0.0), _ANSWER_TIMEOUT)
+        outcome = self._answer(lambda reply: e.RequestReceived(request, reply), timeout)
+        if outcome is None:
+            self.withdraw(request.id)
+        if outcome is None or isinstance(outcome, EventpubError):
+            return {"answers": None, "error": outcome and outcome.to_dict()}
         answers = {str(shard): answer for shard, answer in outcome.items()}
         return {"answers": answers, "error": None}
+
+    def withdraw(self, id: str) -> None:
+        self._events.put(e.Withdrawn(id))
+
+    def _answer(self, event: Callable[[Callable[[Any], None]], e.Event], timeout: float) -> Any:
+        """What the coordinator replies to an event; None: nothing in time."""
+        replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._events.put(event(replies.put))
+        with suppress(queue.Empty):
+            return replies.get(timeout=timeout)
+        return None

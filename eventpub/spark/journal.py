@@ -185,7 +185,7 @@ def no_journals(query: str, batch: int) -> StateError:
         where=f"query {query}",
         suggestion="the checkpoint and the state belong together: use the state that belongs to"
         " this checkpoint, or start with a new checkpoint; where a function of foreachBatch left"
-        " rows unread, as show and limit do, and the query ended then: have it read its batch whole",
+        " rows unread, as show and limit do, and the query ended then: have it read all its rows",
     )
 
 
