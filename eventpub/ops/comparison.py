@@ -99,18 +99,21 @@ CREATE OR REPLACE TABLE difference (
 
 _DOUBLED = f"""
 CREATE OR REPLACE TABLE doubled AS
-WITH several AS (SELECT id, version FROM s GROUP BY id, version HAVING count(*) > 1), one AS (
+WITH several AS (SELECT id, version FROM s GROUP BY id, version HAVING count(*) > 1),
+records AS (FROM t SEMI JOIN several USING (id, version)),
+one AS (
     SELECT *, rowid AS row,
-        EXISTS (FROM t WHERE t.id = s.id AND t.version = s.version AND kind <> {DEAD}
+        EXISTS (FROM records AS t WHERE t.id = s.id AND t.version = s.version AND kind <> {DEAD}
             AND t.create_time = s.create_time AND t.payload = s.payload AND t.type = s.type
             AND t.metadata = s.metadata) AS is_published,
-        EXISTS (FROM t WHERE t.id = s.id AND t.version = s.version AND kind = {DEAD}
+        EXISTS (FROM records AS t WHERE t.id = s.id AND t.version = s.version AND kind = {DEAD}
             AND list_contains([0::HUGEINT] || $changes,
                 abs(t.create_time::HUGEINT - s.create_time))
             AND t.payload IN (s.payload, {LEFT_OUT}) AND t.type IN (s.type, {LEFT_OUT})
             AND t.metadata IN (s.metadata, {LEFT_OUT})) AS is_letter
     FROM s SEMI JOIN several USING (id, version)
-), turn AS (
+),
+turn AS (
     SELECT *, row_number() OVER (PARTITION BY id, version
         ORDER BY NOT is_published, NOT is_letter, create_time, row) AS nth FROM one
 )
