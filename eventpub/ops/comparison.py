@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +24,9 @@ from eventpub.terminal import named_versions
 
 MOST_LOOKED_UP = 10_000
 """Events that differ and are looked up once more, at most."""
+
+_AT_ONCE = 10_000
+"""Versions with several rows that are worked on together."""
 
 LookUp = Callable[[Sequence[tuple[str, int]]], Collection[tuple[str, int]]]
 """Which of some events are in the store now, whatever their time."""
@@ -97,32 +102,14 @@ CREATE OR REPLACE TABLE difference (
 )
 """
 
-_DOUBLED = f"""
-CREATE OR REPLACE TABLE doubled AS
-WITH several AS (SELECT id, version FROM s GROUP BY id, version HAVING count(*) > 1), one AS (
-    SELECT *, rowid AS row,
-        EXISTS (FROM t WHERE t.id = s.id AND t.version = s.version AND kind <> {DEAD}
-            AND t.create_time = s.create_time AND t.payload = s.payload AND t.type = s.type
-            AND t.metadata = s.metadata) AS is_published,
-        EXISTS (FROM t WHERE t.id = s.id AND t.version = s.version AND kind = {DEAD}
-            AND list_contains([0::HUGEINT] || $changes,
-                abs(t.create_time::HUGEINT - s.create_time))
-            AND t.payload IN (s.payload, {LEFT_OUT}) AND t.type IN (s.type, {LEFT_OUT})
-            AND t.metadata IN (s.metadata, {LEFT_OUT})) AS is_letter
-    FROM s SEMI JOIN several USING (id, version)
-), turn AS (
-    SELECT *, row_number() OVER (PARTITION BY id, version
-        ORDER BY NOT is_published, NOT is_letter, create_time, row) AS nth FROM one
-)
-SELECT later.row, later.id, later.version, later.create_time, CASE
-    WHEN bool_or(list_contains($changes, abs(later.create_time - turn.create_time))) THEN 'same'
-    WHEN count(turn.id) > 0 THEN 'the same event is in the table more than once'
-    WHEN any_value(later.is_letter) THEN 'dead'
-    ELSE 'the table has other events of this version, too' END AS note
-FROM turn AS later LEFT JOIN turn ON turn.id = later.id AND turn.version = later.version
-    AND turn.payload = later.payload AND turn.type = later.type
-    AND turn.metadata = later.metadata AND turn.nth < later.nth
-WHERE later.nth > 1 GROUP BY later.row, later.id, later.version, later.create_time
+_DOUBLED = """
+WITH several AS (SELECT id, version FROM s GROUP BY id, version HAVING count(*) > 1)
+SELECT id, version, create_time, payload, type, metadata, NULL, rowid AS row
+FROM s SEMI JOIN several USING (id, version)
+UNION ALL
+SELECT id, version, create_time, payload, type, metadata, kind, NULL
+FROM t SEMI JOIN several USING (id, version)
+ORDER BY id, version, create_time, row
 """
 
 _RECORDS = f"""
@@ -176,6 +163,7 @@ class _Comparison:
     def __init__(self, sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> None:
         self._sides, self._verdict = sides, verdict
         self._rules, self._look_up = rules, look_up
+        self._backwards = {back for _, back in rules.clock_changes}
         self._range = {"first": verdict.first, "last": verdict.last}
 
     def run(self) -> None:
@@ -223,17 +211,62 @@ class _Comparison:
     def _doubled(self) -> None:
         """Leave one row of each version: the one that is published, or else the first.
 
-        Another one is a dead letter, the same row, read at both of its times, or a difference.
+        Another one is a dead letter, or a difference.
         """
-        self._run(_DOUBLED, {"changes": [back for _, back in self._rules.clock_changes]})
-        self._find(
-            "doubled",
-            "SELECT id, version, create_time, NULL, NULL, note FROM doubled"
-            " WHERE note NOT IN ('dead', 'same')",
-        )
-        [[dead]] = self._run("SELECT count(*) FROM doubled WHERE note = 'dead'")
-        self._verdict.accounted["dead"] += dead
-        self._run("DELETE FROM s USING doubled WHERE s.rowid = row")
+        versions = groupby(self._sides.rows(_DOUBLED), itemgetter(0, 1))
+        while some := [(*key, list(rows)) for key, rows in islice(versions, _AT_ONCE)]:
+            found: list[tuple[str, int, int, str]] = []
+            removed: list[int] = []
+            for aggregate_id, version, of_version in some:
+                stored = [row[2:] for row in of_version if row[6] is None]
+                records = [row[2:] for row in of_version if row[6] is not None]
+                for row, note in self._others(stored, records):
+                    removed.append(row[5])
+                    if note:
+                        found.append((aggregate_id, version, row[0], note))
+            self._find_rows("doubled", found)
+            self._insert(
+                "DELETE FROM s USING found WHERE s.rowid = row", pa.table({"row": removed})
+            )
+
+    def _others(
+        self, rows: Sequence[tuple[int, ...]], records: Sequence[tuple[int, ...]]
+    ) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Of the rows of one version all but the one that stays, each with what is wrong with it.
+
+        Args:
+            rows, records: `create_time`, payload, type, metadata and, of records, the kind.
+        """
+        letters = [record[:4] for record in records if record[4] == DEAD]
+        published = [record[:4] for record in records if record[4] != DEAD]
+
+        def rank(row: tuple[int, ...]) -> tuple[bool, bool]:
+            is_letter = any(self._is_letter(letter, row) for letter in letters)
+            return row[:4] not in published, not is_letter
+
+        chosen, *others = sorted(rows, key=rank)
+        kept = [chosen]
+        for row in others:
+            alike = [of for of in kept if of[1:4] == row[1:4]]
+            if any(abs(row[0] - of[0]) in self._backwards for of in alike):
+                yield row, ""  # the same row, read at both of its times
+                continue
+            kept.append(row)
+            letter = next((of for of in letters if self._is_letter(of, row)), None)
+            if alike:
+                yield row, "the same event is in the table more than once"
+            elif letter is None:
+                yield row, "the table has other events of this version, too"
+            else:
+                letters.remove(letter)
+                self._verdict.accounted["dead"] += 1
+                yield row, ""
+
+    def _is_letter(self, letter: tuple[int, ...], row: tuple[int, ...]) -> bool:
+        """Whether a dead letter is that of a row, as far as it says."""
+        is_then = abs(letter[0] - row[0]) in {0, *self._backwards}
+        content = zip(letter[1:4], row[1:4], strict=True)
+        return is_then and all(of_letter in {of_row, LEFT_OUT} for of_letter, of_row in content)
 
     # --- records
 

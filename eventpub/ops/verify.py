@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -263,10 +263,14 @@ def _write_differences(listed: IO[str], sides: Sides, reader: TopicReader) -> No
 
 @contextmanager
 def _opened(file: Path) -> Iterator[IO[str]]:
-    """A file for the differences: what is in it is kept until they are known."""
+    """A file for the differences: until they are known, what is in it stays, or it is none."""
+    is_new = not file.exists()
     try:
-        with file.open("a", encoding="utf-8") as listed:
+        with file.open("a", encoding="utf-8") as listed, ExitStack() as unfinished:
+            if is_new:
+                unfinished.callback(file.unlink, missing_ok=True)
             yield listed
+            unfinished.pop_all()
     except OSError as error:
         raise ConfigError(
             "verify.not_writable",

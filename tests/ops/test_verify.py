@@ -272,6 +272,10 @@ def test_an_interrupted_comparison_leaves_a_former_file_of_differences(
     with pytest.raises(KeyboardInterrupt):
         verify(world.config, differences=file, on_progress=interrupt)
     assert file.read_text() == "of yesterday\n"
+    other = tmp_path / "other.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        verify(world.config, differences=other, on_progress=interrupt)
+    assert not other.exists(), "an empty list would say that nothing differs"
 
 
 def test_aborted_records_do_not_count(world: World) -> None:
