@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -27,27 +27,16 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 
 @click.command()
 @click.option("--sql", is_flag=True, help="Print the statements instead of running them.")
-@click.option(
-    "--dialect",
-    type=click.Choice(["mysql", "mariadb"]),
-    help="With --sql: print a whole CREATE TABLE for this server; needs no database.",
-)
 @click.option("--yes", is_flag=True, help="Alter an existing table without asking.")
 @reports
 @configured(*_STORE, "ops.log")
-def migrate(
-    request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | None, yes: bool
-) -> Report:
+def migrate(request: Request, sql: bool, yes: bool) -> Report:
     """Create the event table, or add what it lacks.
 
     On a terminal, shows the changes to an existing table and asks first.
     """
-    if sql:
-        return _print_migration(request, dialect)
-    if dialect is not None:
-        raise click.UsageError("--dialect goes with --sql")
     loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE)
-    from eventpub.sources.mysql.migrating import migrate
+    from eventpub.sources.mysql.migrating import migrate, would_execute
 
     table = loaded.config.store.table
 
@@ -57,38 +46,21 @@ def migrate(
             raise _RefusedError
 
     try:
-        statements = migrate(loaded.config.store, ask)
+        statements = (
+            would_execute(loaded.config.store) if sql else migrate(loaded.config.store, ask)
+        )
     except _RefusedError:
         result = {"table": table, "statements": []}
         return Report("migrate", False, "not done: nothing was altered", result)
     result = {"table": table, "statements": statements}
     if not statements:
         return Report("migrate", True, "the event table has all that it needs", result)
-    return Report("migrate", True, f"done, {table} is ready: {' '.join(statements)}", result)
+    text = " ".join(statements)
+    return Report("migrate", True, text if sql else f"done, {table} is ready: {text}", result)
 
 
 class _RefusedError(Exception):
     """The operator at the terminal declined."""
-
-
-def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | None) -> Report:
-    """The statements, made for what is there; without a database, those of the whole table."""
-    placeholder = "mysql+pymysql://nobody@localhost/none"
-    loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE | {"store.url": placeholder})
-    if loaded.origins.get("store.url") == "default":
-        dialect = dialect or "mysql"
-    from eventpub.sources.mysql.migrating import would_execute
-
-    statements, has_looked = would_execute(loaded.config.store, dialect)
-    table = loaded.config.store.table
-    result = {"table": table, "statements": statements, "has_looked": has_looked}
-    if not statements:
-        return Report("migrate", True, "the event table has all that it needs", result)
-    text = "\n".join(statements)
-    if not has_looked:
-        server = "MariaDB" if dialect == "mariadb" else "MySQL"
-        text = f"-- without looking at a database: creates the whole table, on {server}\n{text}"
-    return Report("migrate", True, text, result)
 
 
 @click.command()

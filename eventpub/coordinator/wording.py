@@ -8,7 +8,7 @@ from eventpub.channel import Folding, Report
 from eventpub.config import Config, format_time
 from eventpub.coordinator.events import Log
 from eventpub.coordinator.progress import Progress
-from eventpub.sources.mysql.fixes import writers_zone
+from eventpub.sources.mysql.zones import writers_zone
 
 WATERMARK = {
     "denied": "the account may not see open transactions, so the boundary is the database's time"

@@ -1,6 +1,6 @@
 """What `eventpub doctor` says of the store: what `run` needs, and what could be better.
 
-Reads only. Every finding names the statement that fixes it, made for the table as it is (`fixes`);
+Reads only. Every finding names the statement that fixes it, made for the table as it is (`layout`);
 "wrong" carries the code of the error that `run` would end with.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from eventpub.config import Store, format_time
 from eventpub.errors import Check, StoreError
-from eventpub.sources.mysql import fixes, server, statements
+from eventpub.sources.mysql import server, statements
 from eventpub.sources.mysql.connection import (
     UNKNOWN_HOST,
     Connection,
@@ -25,10 +25,21 @@ from eventpub.sources.mysql.connection import (
     run,
 )
 from eventpub.sources.mysql.events import EventStore
-from eventpub.sources.mysql.identity import IdPart, literal
-from eventpub.sources.mysql.layout import Layout, layout_of, roles_of
+from eventpub.sources.mysql.layout import (
+    NOW,
+    Layout,
+    add_number,
+    additions,
+    identity,
+    key_index,
+    layout_of,
+    not_null,
+    roles_of,
+    set_identity,
+)
 from eventpub.sources.mysql.rows import micros
 from eventpub.sources.mysql.table import SAMPLE, EventTable, Roles, Versions, read_table
+from eventpub.sources.mysql.zones import writers_zone
 from eventpub.terminal import counted
 
 _ACCESS_DENIED = 1227
@@ -42,8 +53,6 @@ _YEAR = 365 * 86_400_000_000
 _FEW_ROWS = 1_000
 _NEWEST = 100_000
 """Rows of which it is said how many have no identity."""
-_SPELLINGS = (("case", "A"), ("accents", "á"), ("trailing blanks", "a "))
-"""What else an id may look like that some collation takes for `a`."""
 
 _Finding: TypeAlias = tuple[Any, ...]
 """A check's status, message, and suggestion, if there is any."""
@@ -144,7 +153,7 @@ def _server(config: Store, connection: Connection, former_server: str | None) ->
 
 
 def _slices(subject: _Subject) -> _Finding:
-    added = fixes.additions(subject.table, subject.roles)
+    added = additions(subject.table, subject.roles, with_slice=True)
     if added:
         return (
             "ok",
@@ -158,23 +167,18 @@ def _slices(subject: _Subject) -> _Finding:
 
 
 def _identity(subject: _Subject) -> _Finding:
-    parts = subject.layout.identity.parts
     if not subject.layout.key_is_unique:
         return _not_unique(subject)
-    for part in parts:
-        equal = [] if part.is_bytewise else _taken_for_equal(subject.table.connection, part)
-        if part.is_bytewise or (not equal and part.collation.endswith("_bin")):
-            continue
-        *others, last = [what for what, _ in equal] or ["characters that it ignores"]
-        differences = f"{', '.join(others)} or {last}" if others else last
-        column = part.name.strip("`")
-        other = repr(equal[0][1]) if equal else f"another {column} that differs so"
+    parts = subject.layout.identity.parts
+    for part in (part for part in parts if not part.is_bytewise):
+        is_binary = part.collation.endswith("_bin")
+        ignored = "trailing blanks" if is_binary else "case, accents or whatever else it ignores"
         bytewise = "nopad_bin" if is_mariadb(subject.table.connection) else "0900_bin"
         return (
             "warn",
-            f"collation {part.collation} treats ids as equal that differ only in {differences}, "
-            f"so the database refuses {column} 'a' beside {other}; "
-            "eventpub publishes each row under its exact bytes, as an aggregate of its own",
+            f"collation {part.collation} treats ids as equal that differ only in {ignored}, so the"
+            f" database refuses one {part.name.strip('`')} beside another that differs so; eventpub"
+            " publishes each row under its exact bytes, as an aggregate of its own",
             f"give the column the collation utf8mb4_{bytewise}, or let writers use one spelling",
         )
     collations = ", ".join(dict.fromkeys(part.collation for part in parts))
@@ -184,12 +188,12 @@ def _identity(subject: _Subject) -> _Finding:
 def _not_unique(subject: _Subject) -> _Finding:
     table, roles = subject.table, subject.roles
     said = "the table allows a version twice; a second row that differs becomes a dead letter"
-    wider = fixes.identity(table, roles)
+    wider = identity(table, roles)
     if wider != roles.parts:
         others = " and ".join(name for name in wider if name not in roles.parts)
         said += f"; {others} distinguishes rows of one {', '.join(roles.parts)} and version"
-        return "warn", said, fixes.set_identity(wider)
-    added, why = fixes.key_index(table, roles.key)
+        return "warn", said, set_identity(wider)
+    added, why = key_index(table, roles.key)
     if not why:
         return "warn", said, table.alter([added])
     said += f"; no unique key is possible: {why}"
@@ -197,15 +201,6 @@ def _not_unique(subject: _Subject) -> _Finding:
         rows = statements.repeated(subject.layout)
         return "warn", said, f"find out which of these rows has a wrong key: {rows}"
     return "warn", said, "make sure that writers write a version once"
-
-
-def _taken_for_equal(connection: Connection, part: IdPart) -> list[tuple[str, str]]:
-    """Those of `_SPELLINGS` that the column's collation takes for `a`, as the server says."""
-    stored = f"CONVERT({{}} USING {part.charset})".format
-    first = f"{stored(literal('a'))} COLLATE {part.collation}"
-    compared = ", ".join(f"{first} = {stored(literal(text))}" for _, text in _SPELLINGS)
-    answers = run(connection, f"SELECT {compared}")[0]
-    return [entry for entry, is_equal in zip(_SPELLINGS, answers, strict=True) if is_equal]
 
 
 def _nulls(subject: _Subject) -> _Finding:
@@ -231,7 +226,7 @@ def _nulls(subject: _Subject) -> _Finding:
     said, ways = f"{', '.join(allowed)} may be NULL: a row without create_time is never read", []
     # a generated column is what its expression is
     if not nameless and not any(table.columns[column].generated_as for column in allowed):
-        ways.append(fixes.not_null(table, allowed))
+        ways.append(not_null(table, allowed))
     if allowed != [time]:
         said += f", one without aggregate_id or version stops the publisher ({rows})"
         ways.append('set store.without_identity = "skip" if such rows are not events')
@@ -283,7 +278,7 @@ def _create_time(subject: _Subject) -> _Finding:
     column = subject.table.columns[subject.roles.names["create_time"]]
     if "on update" in column.extra:
         said = "ON UPDATE CURRENT_TIMESTAMP: an updated row is read again at its new time"
-    elif fixes.NOW.search(column.default):
+    elif NOW.search(column.default):
         return "ok", f"{column.full_type}, set by the database"
     else:
         said = (
@@ -291,7 +286,7 @@ def _create_time(subject: _Subject) -> _Finding:
             "read.delay is found late, by a gap or a recount (a default helps where writers leave"
             " the column out)"
         )
-    fix = None if column.generated_as else fixes.not_null(subject.table, [column.name])
+    fix = None if column.generated_as else not_null(subject.table, [column.name])
     return "warn", said, fix
 
 
@@ -305,7 +300,7 @@ def _insertion_order(subject: _Subject) -> _Finding | None:
         "warn",
         "rows inserted with an old create_time are not noticed, since the table has no indexed"
         " column of ascending numbers",
-        fixes.add_number(subject.table),
+        add_number(subject.table),
     )
 
 
@@ -359,14 +354,14 @@ def _time_zone(subject: _Subject) -> Check:
             "warn",
             f"{said}; but the newest event has a create_time in the future, {format_time(created)}:"
             " it is published then, or earlier if a later version of its aggregate points to it",
-            fixes.writers_zone(name_of_zone),
+            writers_zone(name_of_zone),
             "store.rows_in_future",
         )
     if created:
         said += f"; the newest event was created {max(0, now - created) / 1e6:.0f} s ago"
     past, oldest = 0, 0
     default = subject.table.columns[subject.roles.names["create_time"]].default
-    is_set_by_writers = zone is not None or not fixes.NOW.search(default)
+    is_set_by_writers = zone is not None or not NOW.search(default)
     if is_set_by_writers and layout.id_index is not None:
         with EventStore(subject.config, layout) as store:
             past, oldest = _old_times(store)
@@ -377,7 +372,7 @@ def _time_zone(subject: _Subject) -> Check:
         "wrong" if past > 2 else "warn",
         f"{said}; new rows arrive with create_times up to {oldest / 1e6:.0f} s old, behind what the"
         " publisher has read",
-        fixes.writers_zone(name_of_zone),
+        writers_zone(name_of_zone),
         "store.rows_in_past",
     )
 

@@ -16,7 +16,6 @@ from typing import Literal, TypeAlias
 Kind: TypeAlias = Literal["text", "enum", "bytes", "number", "uuid", "native_uuid"]
 
 _UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
-_BYTEWISE = {"utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb3_nopad_bin", "ascii_nopad_bin"}
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}|1[0-9]{19}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DASHES = (21, 17, 13, 9)
@@ -51,7 +50,7 @@ class IdPart:
     @property
     def is_bytewise(self) -> bool:
         """Whether what the column takes for equal are equal bytes, trailing blanks included."""
-        return self.kind != "text" or self.collation in _BYTEWISE
+        return self.kind != "text" or self.collation.endswith(("_0900_bin", "_nopad_bin"))
 
     @property
     def selected(self) -> str:

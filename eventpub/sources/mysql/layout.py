@@ -1,11 +1,18 @@
-"""What the event table looks like: found out once, then carried to every task as a plain value.
+"""What the event table looks like, and what it lacks to be published.
 
-The catalogue alone is read. Whatever the publisher cannot work without is an error here
-that names the statement which fixes it; whatever merely should be better is for `checks`.
+The layout is found out once, then carried to every task as a plain value. What the publisher cannot
+work without is an error that names the statement which fixes it; what merely should be better is
+for `checks`.
+
+Statements are made for that very table, so that the server takes them: no unique key over rows that
+repeat one, none that leaves out a column by which the table is partitioned, none longer than an
+index may be, no second AUTO_INCREMENT, no name that is taken.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +22,32 @@ import numpy.typing as npt
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.sources.mysql import fixes
-from eventpub.sources.mysql.connection import Connection, mapped, run
-from eventpub.sources.mysql.identity import Identity, literal
+from eventpub.sources.mysql.identity import Identity
 from eventpub.sources.mysql.table import (
+    BESIDE_ID,
     INTEGERS,
     OF_KEY,
+    SLICES,
     TIMES,
     EventTable,
     Roles,
     TableIndex,
+    free_name,
     listed,
+    plain,
     quote,
 )
-from eventpub.sources.mysql.zones import Zone, fixed_zone, named_zone, sampled_zone
+from eventpub.sources.mysql.zones import Zone, zone_of
 
+TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
+NOW = re.compile(r"current_timestamp|utc_timestamp|sysdate|localtime|\bnow\b")
+"""In the default of a column that the database sets to the time of the statement."""
 _NEVER = 1 << 62
 """µs; beyond every time that a column can hold."""
+_PREFIX = 191
+"""Characters of a longer text that are indexed: as many as fit into any index."""
+_OPTIONAL = {("id", "id"), ("metadata", "metadata")}
+"""Columns that need not be there, unless they are named otherwise than by default."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +156,7 @@ def layout_of(config: Store, table: EventTable) -> Layout:
             store.time_zone_unknown.
     """
     roles = roles_of(config, table)
-    time_index, key_index = _find_indexes(config, table, roles)
+    time_index, key_index = _find_indexes(table, roles)
     id_index = _id_index(table, roles.names)
     names, columns = roles.names, table.columns
     create_time = columns[names["create_time"]]
@@ -161,7 +177,7 @@ def layout_of(config: Store, table: EventTable) -> Layout:
         key_columns=tuple(quote(name) for name in key_index.columns[: len(roles.key)]),
         key_is_unique=table.is_unique(roles.key),
         unit=int(10 ** (6 - create_time.precision)),
-        zone=None if create_time.type == "timestamp" else _zone_of(config, table.connection),
+        zone=None if create_time.type == "timestamp" else zone_of(config, table.connection),
         slice=quote(slice_column) if slice_column else None,
         id_is_nullable=any(columns[part].nullable for part in roles.parts),
         where=table.where,
@@ -194,42 +210,42 @@ def roles_of(config: Store, table: EventTable) -> Roles:
     """
     table.require_table()
     own = {name.lower(): name for name in table.columns}
-    wanted = config.columns.model_dump(exclude={"aggregate_id"})
-    names = {key: own[name.lower()] for key, name in wanted.items() if (name or "").lower() in own}
-    optional = {("id", "id"), ("metadata", "metadata"), ("id", None), ("metadata", None)}
-    named = [("aggregate_id", part) for part in config.columns.aggregate_id] + [*wanted.items()]
-    missing = [(k, n) for k, n in named if (n or "").lower() not in own and (k, n) not in optional]
-    if missing:
-        lacks = ", ".join(repr(name or key) for key, name in missing)
+    named = config.columns.model_dump()
+    parts = tuple(own.get(name.lower(), name) for name in named.pop("aggregate_id"))
+    roles = Roles(parts, {of: own.get(name.lower(), name) for of, name in named.items() if name})
+    absent = {name: of for of, name in roles.names.items() if name not in table.columns}
+    lacks = [("aggregate_id", part) for part in parts if part not in table.columns]
+    lacks += [(of, name) for name, of in absent.items() if (of, name) not in _OPTIONAL]
+    if lacks:
+        names = ", ".join(repr(name) for _, name in lacks)
         raise StoreError(
             "store.column_missing",
-            f"the event table lacks {lacks}; it has {', '.join(table.columns)}",
+            f"the event table lacks {names}; it has {', '.join(table.columns)}",
             where=table.where,
-            suggestion=fixes.suggestion(config, table)
-            or f'name the right one in [store.columns]: {missing[0][0]} = "…"; if the table has '
+            suggestion=suggestion(table, roles)
+            or f'name the right one in [store.columns]: {lacks[0][0]} = "…"; if the table has '
             "it, this account may not read it: GRANT SELECT",
         )
-    roles = Roles(tuple(own[part.lower()] for part in config.columns.aggregate_id), names)
     for key, name, allowed in (
-        *(("aggregate_id", part, OF_KEY) for part in roles.parts),
-        ("version", names["version"], INTEGERS),
-        ("create_time", names["create_time"], TIMES),
+        *(("aggregate_id", part, OF_KEY) for part in parts),
+        ("version", roles.names["version"], INTEGERS),
+        ("create_time", roles.names["create_time"], TIMES),
     ):
         if not table.columns[name].is_one_of(allowed):
-            as_text = f", such as `{name}_text` VARCHAR(255) AS (HEX(`{name}`)) STORED"
+            other = f"`{name}_text` VARCHAR(255) AS (HEX(`{name}`)) STORED"
+            or_else = {"aggregate_id": f", such as {other}", "version": ", or make this one BIGINT"}
             raise StoreError(
                 "store.column_type",
                 f"column {name!r} is {table.columns[name].full_type}; as {key} it must be one of "
                 + ", ".join(sorted(allowed)),
                 where=table.where,
-                suggestion=fixes.suggestion(config, table)
-                or f'map another column in [store.columns]: {key} = "…"'
-                + as_text * (name in roles.parts),
+                suggestion=suggestion(table, roles)
+                or f'map another column in [store.columns]: {key} = "…"{or_else[key]}',
             )
-    return roles
+    return Roles(parts, {of: name for of, name in roles.names.items() if name not in absent})
 
 
-def _find_indexes(config: Store, table: EventTable, roles: Roles) -> tuple[TableIndex, TableIndex]:
+def _find_indexes(table: EventTable, roles: Roles) -> tuple[TableIndex, TableIndex]:
     """The indexes for windows and for lookups by key.
 
     Raises:
@@ -244,41 +260,144 @@ def _find_indexes(config: Store, table: EventTable, roles: Roles) -> tuple[Table
     by_key.sort(key=lambda i: (-i.columns.index(version), not i.unique, len(i.columns), i.name))
     for found, wanted in ((by_time, (create_time,)), (by_key, key)):
         if not found:
-            unique = "UNIQUE " if wanted == key else ""
             raise StoreError(
                 "store.index_missing",
                 f"the event table has no index that begins with ({', '.join(wanted)})",
                 where=table.where,
-                suggestion=fixes.suggestion(config, table)
-                or f"ALTER TABLE {table.name} ADD {unique}INDEX ({listed(wanted)})",
+                suggestion=suggestion(table, roles),
             )
     return by_time[0], by_key[0]
 
 
-def _zone_of(config: Store, connection: Connection) -> Zone:
-    """The zone whose local time a DATETIME column holds, by configuration or as the server has it.
+def suggestion(table: EventTable, roles: Roles) -> str | None:
+    """What gives the table the columns and indexes that it lacks; None: nothing does.
 
-    Raises:
-        StoreError: store.time_zone_unknown
+    Args:
+        roles: as configured; columns may be missing, or of a type that cannot be read.
     """
-    name = config.time_zone
-    if name != "auto":
-        return fixed_zone(name) or named_zone(name)
-    with mapped("store.time_zone"):
-        name = str(run(connection, "SELECT @@GLOBAL.time_zone")[0][0])
-        return fixed_zone(name) or _server_zone(name, connection)
+    if (wider := identity(table, roles)) != roles.parts:
+        return set_identity(wider)
+    columns, names, addable = table.columns, {**roles.names}, {*table.framework.add}
+    types = [(name, OF_KEY) for name in roles.parts] + [(names["version"], INTEGERS)]
+    if any(name in columns and not columns[name].is_one_of(of) for name, of in types):
+        return None
+    time, also = names["create_time"], ""
+    if time in columns and columns[time].type not in TIMES:
+        names["create_time"] = time = free_name("create_time", columns)
+        also = f', and set create_time = "{time}" in [store.columns]'
+    required = {*roles.parts, *(name for of, name in names.items() if of not in {"id", "metadata"})}
+    if not required - addable - {time} <= {*columns}:
+        return None
+    changes = additions(table, Roles(roles.parts, names))
+    return table.alter(changes) + also if changes else None
 
 
-def _server_zone(name: str, connection: Connection) -> Zone:
-    """The zone by the server's own rules, since it is the server that writes the local times."""
+def additions(table: EventTable, roles: Roles, *, with_slice: bool = False) -> list[str]:
+    """What ALTER TABLE is to add so that the table can be published.
 
-    def offsets(instants: Sequence[int]) -> list[int | None]:
-        local = "TIMESTAMPDIFF(SECOND, '1970-01-01', FROM_UNIXTIME({}))".format
-        row = run(connection, f"SELECT {', '.join(map(local, instants))}")[0]
-        return [None if at is None else int(at) - t for at, t in zip(row, instants, strict=True)]
+    Args:
+        roles: some columns may be there only after the statement.
+        with_slice: also a slice column, where the identity is one column of text.
+    """
+    create_time, key = roles.names["create_time"], roles.key
+    wanted, by_time = {*roles.parts, *roles.names.values()}, [create_time]
+    new = {**table.framework.add, create_time: TIME}
+    new = {name: of for name, of in new.items() if name in wanted and name not in table.columns}
+    if with_slice and (of := table.identity(roles.parts)).is_text:
+        found = table.slice_of(roles.parts)
+        by_time.append(found or free_name("slice", table.columns))
+        if found is None:
+            new = {by_time[1]: slice_type(of.utf8)} | new
+    # invisible, so that a writer's INSERT without a column list still fits
+    added = [f"ADD COLUMN {quote(name)} {definition} INVISIBLE" for name, definition in new.items()]
+    has_index = any({*index.columns[: len(key)]} == {*key} for index in table.indexes)
+    if not (has_index and table.is_unique(key)):
+        index, why_not_unique = key_index(table, key)
+        added += [index] * (not (has_index and why_not_unique))
+    if not any([*index.columns[: len(by_time)]] == by_time for index in table.indexes):
+        added.append(f"ADD INDEX ({listed(by_time)})")
+    return added
 
-    run(connection, f"SET time_zone = {literal(name)}")
-    try:
-        return sampled_zone(name, offsets)
-    finally:
-        run(connection, "SET time_zone = '+00:00'")
+
+def slice_type(aggregate_id: str) -> str:
+    """The definition of a slice column."""
+    return f"SMALLINT UNSIGNED GENERATED ALWAYS AS (CRC32({aggregate_id}) % {SLICES}) STORED"
+
+
+def add_number(table: EventTable) -> str:
+    """The statement that adds an indexed column of ascending numbers."""
+    name = quote(free_name("seq", table.columns))
+    column = f"ADD COLUMN {name} BIGINT NOT NULL AUTO_INCREMENT INVISIBLE"
+    return table.alter([column, f"ADD INDEX ({name})"])
+
+
+def key_index(table: EventTable, key: Sequence[str]) -> tuple[str, str]:
+    """What adds an index for lookups, and why it is not a unique one ("": it is)."""
+    columns = listed(key)
+    if (longest := sum(map(table.octets, key))) > table.longest_key:
+        columns = ", ".join(
+            quote(name) + f"({_PREFIX})" * (table.octets(name) > 4 * _PREFIX) for name in key
+        )
+        why = f"it would have up to {longest:,} bytes, and may have {table.longest_key:,}"
+    elif others := [n for n in table.partitioned_by if n not in key]:
+        why = f"it would leave out {', '.join(others)}, by which the table is partitioned"
+    elif twice := table.repeated(key):
+        why = f"{twice} is there twice"
+    else:
+        return f"ADD UNIQUE INDEX ({columns})", ""
+    return f"ADD INDEX ({columns})", why
+
+
+def identity(table: EventTable, roles: Roles) -> tuple[str, ...]:
+    """The columns that are the identity, where rows with one id and version belong to several.
+
+    By a unique key, or by what rows there are; as given where neither says more.
+    """
+    parts, key = roles.parts, roles.key
+    others = beside(table, key)
+    if others and all(table.columns[name].is_one_of(OF_KEY) for name in others):
+        return (*others, *parts)
+    for name in [c for n in BESIDE_ID for c in table.columns if plain(c) == n and c not in parts]:
+        if table.repeated(key) and not table.repeated((name, *key)):
+            return (name, *parts)
+    return tuple(parts)
+
+
+def beside(table: EventTable, key: Sequence[str]) -> list[str]:
+    """The columns by which a unique key tells rows of one identity and version apart, if any: not
+    those that it has for other reasons, as a time, a partition, a row's own number or id."""
+
+    def is_identity(name: str, of: Sequence[str]) -> bool:
+        column, is_behind = table.columns[name], of.index(name) > of.index(key[-1])
+        is_other = column.type in {*TIMES, "date"} or name in table.partitioned_by
+        is_other |= table.is_unique((name,)) or (is_behind and column.type in INTEGERS)
+        return name not in key and not is_other
+
+    keys = [i.columns for i in table.indexes if i.unique and {*key} < {*i.columns}]
+    wider = [[n for n in of if is_identity(n, of)] for of in keys if {*of} <= {*table.columns}]
+    return [] if table.is_unique(key) else min(wider, key=len, default=[])
+
+
+def set_identity(parts: Sequence[str]) -> str:
+    """What to change in the configuration so that these columns are the identity."""
+    return f"set aggregate_id = {json.dumps(parts, ensure_ascii=False)} in [store.columns]"
+
+
+def not_null(table: EventTable, columns: Sequence[str]) -> str:
+    """The statement after which columns refuse NULL, and are what they were otherwise; but a time
+    is set by the database, and only once, where a writer does not."""
+    changes = []
+    for column in (table.columns[name] for name in columns):
+        body, default = column.full_type, ""
+        if column.type in TIMES:
+            is_utc, at = "utc_timestamp" in column.default, column.precision or ""
+            default = f"({column.default})" if is_utc else f"CURRENT_TIMESTAMP({at})"
+        elif column.default not in {"", "null"}:
+            return f"make {', '.join(columns)} NOT NULL (ALTER TABLE … MODIFY)"
+        if column.charset:
+            body += f" CHARACTER SET {column.charset} COLLATE {column.collation}"
+        body += " NOT NULL" + f" DEFAULT {default}" * bool(default)
+        if column.comment:
+            body += " COMMENT '" + column.comment.replace("\\", "\\\\").replace("'", "''") + "'"
+        changes.append(f"MODIFY {quote(column.name)} {body}")
+    return table.alter(changes)

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-import pymysql.err
 import sqlalchemy
 import structlog
 from alembic import command
@@ -22,7 +20,6 @@ from sqlalchemy.pool import NullPool
 import eventpub
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.sources.mysql import fixes
 from eventpub.sources.mysql.connection import (
     Connection,
     connect,
@@ -31,46 +28,25 @@ from eventpub.sources.mysql.connection import (
     mapped,
     run,
 )
-from eventpub.sources.mysql.layout import roles_of
+from eventpub.sources.mysql.layout import TIME, additions, roles_of, slice_type
 from eventpub.sources.mysql.table import free_name, listed, quote, read_table
 
-VERSION_TABLE = "eventpub_alembic_version"
-
-Dialect: TypeAlias = Literal["mysql", "mariadb"]
-
+_VERSION_TABLE = "eventpub_alembic_version"
 _LOCK = "eventpub.migrate"
 _LOCK_SECONDS = 60
-_NOT_ONLINE = {1845, 1846}  # this algorithm, this lock
-_ALTERS = "ALTER TABLE"
-_ONLINE = ", ALGORITHM=INPLACE, LOCK=NONE"
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
-def would_execute(config: Store, dialect: Dialect | None = None) -> tuple[list[str], bool]:
-    """What `migrate` would execute, and whether the database was looked at.
-
-    Where it was not, the statements make the whole table.
-
-    Args:
-        dialect: do not connect, and return what makes the table on such a server; None: connect,
-            and assume MySQL where the database cannot be reached.
+def would_execute(config: Store) -> list[str]:
+    """What `migrate` would execute.
 
     Raises:
-        StoreError: the database refused a query, or the table holds something else.
+        StoreError: the database cannot be reached or refused a query, or the table holds something
+            else.
     """
-    if dialect is None:
-        where = f"{display_name(config)}, table {config.table}"
-        try:
-            connection = connect(config)
-        except StoreError as error:
-            if error.code != "store.unreachable":
-                raise
-            log.warning("the database cannot be reached", error=error.message)
-        else:
-            with closing(connection), mapped(where):
-                return missing(config, connection), True
-    return [create_table(config, mariadb=dialect == "mariadb")], False
+    with closing(connect(config)) as connection, mapped(_where(config)):
+        return missing(config, connection)
 
 
 def migrate(
@@ -90,14 +66,13 @@ def migrate(
     Raises:
         StoreError: the database refused, or the table holds something else.
     """
-    where = f"{display_name(config)}, table {config.table}"
-    connection = connect(config)
+    where, connection = _where(config), connect(config)
     # of a table that is copied no word comes until that is done; keep-alive notices a lost server
     connection._read_timeout = None  # type: ignore[attr-defined]
     try:
         with mapped(where):
             wanted = missing(config, connection)
-        if any(statement.startswith(_ALTERS) for statement in wanted):
+        if any(statement.startswith("ALTER TABLE") for statement in wanted):
             before_altering(wanted)
         with mapped(where):
             # two that start at once (containers of one deployment) take turns
@@ -111,7 +86,15 @@ def migrate(
                 )
             wanted = missing(config, connection)
             for statement in wanted:
-                _execute(config, connection, statement)
+                if "ADD COLUMN" in statement:
+                    log.warning(
+                        "the table is copied, and writers wait until that is done; if the"
+                        " publisher's account lacks PROCESS, stop the publisher meanwhile, or set"
+                        " recount.horizon above the time it takes",
+                        table=config.table,
+                        statement=statement,
+                    )
+                run(connection, statement)
             _upgrade(config)
             return wanted
     except StoreError as error:
@@ -123,6 +106,10 @@ def migrate(
         raise
     finally:
         connection.close()
+
+
+def _where(config: Store) -> str:
+    return f"{display_name(config)}, table {config.table}"
 
 
 def missing(config: Store, connection: Connection) -> list[str]:
@@ -139,12 +126,9 @@ def missing(config: Store, connection: Connection) -> list[str]:
         if error.code != "store.table_missing":
             raise
         return [create_table(config, mariadb=is_mariadb(connection))]
-    added = fixes.additions(table, roles_of(config, table))
-    if not added:
-        return []
-    # One statement, since each new stored column copies the table.
-    is_online = not any(part.startswith("ADD COLUMN") for part in added)
-    return [table.alter(added) + _ONLINE * is_online + ";"]
+    added = additions(table, roles_of(config, table), with_slice=True)
+    # one statement, since each new stored column copies the table
+    return [table.alter(added) + ";"] if added else []
 
 
 def create_table(config: Store, *, mariadb: bool) -> str:
@@ -176,39 +160,17 @@ def create_table(config: Store, *, mariadb: bool) -> str:
         names.event_type: text,
         names.payload: "LONGBLOB NULL",
         names.metadata: "JSON NULL",
-        names.create_time: fixes.TIME,
+        names.create_time: TIME,
     }
     columns = {name: kind for name, kind in types.items() if name}
     slice_name = free_name("slice", columns)
-    columns[slice_name] = fixes.slice_type(quote(aggregate_id))
+    columns[slice_name] = f"{slice_type(quote(aggregate_id))} INVISIBLE"
     lines = [f"{quote(name)} {kind}" for name, kind in columns.items()]
     key = "UNIQUE KEY" if names.id else "PRIMARY KEY"
     lines.append(f"{key} ({listed([aggregate_id, names.version])})")
     lines.append(f"KEY ({listed([names.create_time, slice_name])})")
     body = ",\n  ".join(lines)
     return f"CREATE TABLE IF NOT EXISTS {quote(config.table)} (\n  {body}\n) ENGINE = InnoDB;"
-
-
-def _execute(config: Store, connection: Connection, statement: str) -> None:
-    """Without keeping writers waiting, where the engine can do that."""
-    if not statement.startswith(_ALTERS):
-        run(connection, statement)
-        return
-    if _ONLINE in statement:
-        try:
-            run(connection, statement)
-            return
-        except pymysql.err.MySQLError as error:
-            if error.args[0] not in _NOT_ONLINE:
-                raise
-    statement = statement.replace(_ONLINE, "")
-    log.warning(
-        "the table is copied, and writers wait until that is done; if the publisher's account lacks"
-        " PROCESS, stop the publisher meanwhile, or set recount.horizon above the time it takes",
-        table=config.table,
-        statement=statement,
-    )
-    run(connection, statement)
 
 
 def script_location() -> Path:
@@ -238,6 +200,6 @@ def _upgrade(config: Store) -> None:
         "mysql+pymysql://", creator=lambda: connect(config), poolclass=NullPool
     )
     with engine.connect() as connection:
-        alembic.attributes.update(connection=connection, store=config, version_table=VERSION_TABLE)
+        alembic.attributes.update(connection=connection, store=config, version_table=_VERSION_TABLE)
         command.upgrade(alembic, "head")
         connection.commit()

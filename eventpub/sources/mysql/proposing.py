@@ -17,7 +17,6 @@ from typing import Any
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.sources.mysql import fixes
 from eventpub.sources.mysql.connection import (
     Connection,
     connect_for_reading,
@@ -27,6 +26,7 @@ from eventpub.sources.mysql.connection import (
     run,
     run_named,
 )
+from eventpub.sources.mysql.layout import additions, beside, identity
 from eventpub.sources.mysql.table import (
     BESIDE_ID,
     BYTES,
@@ -71,7 +71,7 @@ class Candidate:
 
     Attributes:
         columns: by our names its own; `id` and `metadata` only where it has any.
-        score: how much speaks for it: rows, then names and keys.
+        score: what speaks for it, the strongest first.
         names: of all its columns.
         framework: whose table it is; "": unknown.
         first_version, without_identity: the keys of `[store]`.
@@ -81,7 +81,7 @@ class Candidate:
 
     table: str
     columns: Mapping[str, str | tuple[str, ...]]
-    score: tuple[bool, int]
+    score: tuple[int, ...]
     names: frozenset[str]
     framework: str
     first_version: int
@@ -192,8 +192,8 @@ def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any
         return
     version = roles.names["version"]
     if "aggregate_id" not in given:
-        roles.parts = fixes.identity(table, roles)
-        if others := fixes.beside(table, roles.key):
+        roles.parts = identity(table, roles)
+        if others := beside(table, roles.key):
             found.lacking[name] = (f"aggregate_id (a unique key has {', '.join(others)}, too)",)
             return
     key = listed(roles.key) if {*roles.key} <= {*table.columns} else "NULL, NULL"
@@ -232,9 +232,9 @@ def _guess(table: EventTable, given: Mapping[str, Any]) -> Guess:
         left = {n: c for n, c in columns.items() if n not in {*roles.parts, *roles.names.values()}}
         if role == "id":
             left = {name: column for name, column in left.items() if name in firsts}
-        found = _best(role, left, firsts) or (role if role in framework.add else None)
-        if found is None and roles.by_key:
-            found = _only_one(role, left)
+        is_added = role in framework.add
+        found = _best(role, left, firsts, is_sure=roles.by_key and not is_added)
+        found = found or (role if is_added else None)
         if found and role == "aggregate_id":
             roles.parts = (found,)
         elif found:
@@ -248,8 +248,11 @@ def _may_be(column: Column, role: str) -> bool:
     return column.is_one_of(_TYPES[role]) and not is_generated_time
 
 
-def _best(role: str, columns: Mapping[str, Column], indexed: set[str]) -> str | None:
-    """The column that fits best. A time may have any name, if it is the only one."""
+def _best(
+    role: str, columns: Mapping[str, Column], indexed: set[str], *, is_sure: bool
+) -> str | None:
+    """The column that fits best. A time may have any name, if it is the only one; in what is surely
+    an event table, the type and the payload, too."""
     fitting = [c for c in columns.values() if _may_be(c, role)]
     named = [c for c in fitting if rank(role, c.name) or (role == "id" and c.counts_rows)]
     if named:
@@ -262,16 +265,11 @@ def _best(role: str, columns: Mapping[str, Column], indexed: set[str]) -> str | 
         return max(named, key=likely).name
     if role == "create_time":
         always = [c for c in fitting if not c.nullable]
-        defaults = [c for c in always if "current_timestamp" in c.default] or always
-        return defaults[0].name if len(defaults) == 1 else None
-    return None
-
-
-def _only_one(role: str, columns: Mapping[str, Column]) -> str | None:
-    """The column that is left, whatever its name, if there is just one for it."""
-    types = {"event_type": {"varchar", "char"}, "payload": _LARGE}.get(role, set())
-    left = [c.name for c in columns.values() if c.type in types]
-    return left[0] if len(left) == 1 else None
+        left = [c for c in always if "current_timestamp" in c.default] or always
+    else:
+        types = {"event_type": {"varchar", "char"}, "payload": _LARGE}.get(role, set())
+        left = [c for c in fitting if is_sure and c.type in types]
+    return left[0].name if len(left) == 1 else None
 
 
 def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] | None:
@@ -322,30 +320,25 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
     if metadata and not _is_metadata(table, metadata):
         notes.append(f"{metadata} is not a JSON object, so it is not published")
         names["metadata"] = ""
-    additions = fixes.needed(table, roles)
+    added = additions(table, roles)
     return Candidate(
         name,
         {"aggregate_id": roles.parts if len(roles.parts) > 1 else roles.parts[0]}
         | {role: of for role, of in names.items() if of},
-        (bool(versions.lowest or versions.without_identity), _score(name, table, roles)),
+        (
+            bool(versions.lowest or versions.without_identity),
+            bool(framework.name),
+            roles.by_key,
+            "event" in name.lower(),
+            sum(rank(role, of) > 0 for role, of in names.items()),
+        ),
         frozenset(table.columns),
         framework.name,
         int(min(versions.lowest) != 0) if versions.lowest else framework.first_version,
         "skip" if versions.without_identity else framework.without_identity,
-        [table.alter(additions) + ";"] if additions else [],
+        [table.alter(added) + ";"] if added else [],
         notes,
     )
-
-
-def _score(name: str, table: EventTable, roles: Guess) -> int:
-    created = table.columns.get(roles.names["create_time"])
-    score = 2 * sum(rank(role, of) > 0 for role, of in roles.names.items())
-    score += 5 * bool(table.framework.name) + 10 * roles.by_key
-    score += 3 * ("event" in name.lower())
-    if created is None:
-        return score
-    score += 2 * ("current_timestamp" in created.default)
-    return score + any(index.columns[0] == created.name for index in table.indexes)
 
 
 def _is_metadata(table: EventTable, column: str) -> bool:

@@ -22,7 +22,6 @@ from eventpub.errors import StoreError
 from eventpub.sources.mysql.connection import (
     Connection,
     display_name,
-    error_number,
     mapped,
     run,
     run_named,
@@ -41,7 +40,6 @@ SLICES = 1024
 SAMPLE = 5_000
 """Rows by which versions are judged."""
 _MANY = 100_000
-_DENIED = 1142
 
 _NAMES = tomllib.loads(files(__package__).joinpath("frameworks.toml").read_text("utf-8"))
 BESIDE_ID: list[str] = _NAMES["beside_id"]
@@ -85,6 +83,7 @@ class Column:
     default: str
     extra: str
     octets: int
+    comment: str
 
     def is_one_of(self, types: set[str]) -> bool:
         """Whether its type, as `binary` or `binary(16)`, is among some."""
@@ -220,21 +219,6 @@ class EventTable:
         values = [v.hex() if isinstance(v, bytes) else v for v in (found[0] if found else ())]
         return ", ".join(f"{name} {value}" for name, value in zip(key, values, strict=False))
 
-    def definition(self, column: str) -> tuple[str, str]:
-        """A column's own definition, as the server shows it, and the comment behind it; "": an
-        account that may read only some columns is not shown it."""
-        try:
-            text = str(run(self.connection, f"SHOW CREATE TABLE {self.name}")[0][1])
-        except Exception as error:
-            if error_number(error) != _DENIED:
-                raise
-            return "", ""
-        lines = (line.strip().rstrip(",") for line in text.splitlines())
-        start = f"{quote(column)} "
-        line = next(line for line in lines if line.startswith(start))
-        body, mark, comment = line.removeprefix(start).partition(" COMMENT '")
-        return body, mark + comment
-
 
 class Versions:
     """Figures of rows of an aggregate's columns and, last, the version.
@@ -334,12 +318,12 @@ def read_table(config: Store, connection: Connection) -> EventTable:
 def _columns(connection: Connection, this: str) -> dict[str, Column]:
     rows = run_named(
         connection,
-        "SELECT column_name AS name, LOWER(data_type) AS type, LOWER(column_type) AS full_type,"
+        "SELECT column_name AS name, LOWER(data_type) AS type, column_type AS full_type,"
         " is_nullable = 'YES' AS nullable, character_set_name AS charset,"
         " collation_name AS collation, COALESCE(datetime_precision, 0) AS `precision`,"
         " COALESCE(generation_expression, '') AS generated_as,"
         " LOWER(COALESCE(column_default, '')) AS `default`, LOWER(COALESCE(extra, '')) AS extra,"
-        " COALESCE(character_octet_length, 8) AS octets"
+        " COALESCE(character_octet_length, 8) AS octets, column_comment AS comment"
         f" FROM information_schema.columns WHERE {this} ORDER BY ordinal_position",
     )
     return {row["name"]: Column(**row) for row in rows}

@@ -19,7 +19,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 import numpy.typing as npt
 
+from eventpub.config import Store
 from eventpub.errors import StoreError
+from eventpub.sources.mysql.connection import Connection, mapped, run
+from eventpub.sources.mysql.identity import literal
 
 _SECOND = 1_000_000
 _STEP = 6 * 86_400
@@ -177,4 +180,51 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
         name,
         tuple(at * _SECOND for _, at, _, _ in spans),
         (known[0][1] * _SECOND, *(new * _SECOND for _, _, _, new in spans)),
+    )
+
+
+def zone_of(config: Store, connection: Connection) -> Zone:
+    """The zone whose local time a DATETIME column holds, by configuration or as the server has it.
+
+    Raises:
+        StoreError: store.time_zone_unknown
+    """
+    name = config.time_zone
+    if name != "auto":
+        return fixed_zone(name) or named_zone(name)
+    with mapped("store.time_zone"):
+        name = str(run(connection, "SELECT @@GLOBAL.time_zone")[0][0])
+        return fixed_zone(name) or _server_zone(name, connection)
+
+
+def _server_zone(name: str, connection: Connection) -> Zone:
+    """The zone by the server's own rules, since it is the server that writes the local times."""
+
+    def offsets(instants: Sequence[int]) -> list[int | None]:
+        local = "TIMESTAMPDIFF(SECOND, '1970-01-01', FROM_UNIXTIME({}))".format
+        row = run(connection, f"SELECT {', '.join(map(local, instants))}")[0]
+        return [None if at is None else int(at) - t for at, t in zip(row, instants, strict=True)]
+
+    run(connection, f"SET time_zone = {literal(name)}")
+    try:
+        return sampled_zone(name, offsets)
+    finally:
+        run(connection, "SET time_zone = '+00:00'")
+
+
+def writers_zone(zone: str | None) -> str:
+    """What to do where writers' times are off by the difference of two zones.
+
+    Args:
+        zone: in which a DATETIME is read; None: it is a TIMESTAMP, whose values the server takes
+            for times of the session that writes them.
+    """
+    if zone is None:
+        return (
+            "if writers set create_time themselves: have their sessions SET time_zone to the zone"
+            " of the times that they write, or leave the column to its default"
+        )
+    return (
+        "if the writers' sessions use another time zone: set store.time_zone to it, or have them"
+        f" SET time_zone to that of {zone}"
     )
