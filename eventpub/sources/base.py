@@ -68,12 +68,8 @@ class NewRow:
 
 @dataclass(frozen=True)
 class RowSeen:
-    """A row as it is, also one that cannot be published.
-
-    Attributes:
-        create_time: µs; None: it has none, or one that is no time, such as a zero date.
-        payload_bytes: None: the payload is NULL.
-    """
+    """A row as it is, also one that cannot be published: `create_time` (µs) is None where it has
+    none, or one that is no time, such as a zero date; `payload_bytes` where the payload is NULL."""
 
     version: int
     create_time: int | None
@@ -111,30 +107,21 @@ class Source(Protocol):
     def poll(
         self, after: int, delay: int, page_rows: int | None, at_most: int | None = None
     ) -> Poll:
-        """Asks how far a window that begins after `after` may reach now.
+        """How far a window that begins after the position `after` may reach now.
 
         Args:
-            after: the position, µs.
             delay: between the boundary and the database's time, µs.
             page_rows: most rows of the window; None: any number, which saves counting them.
             at_most: the boundary is never above it, µs.
         """
 
     def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        """How much of ``after < create_time ≤ upto`` there is: the oldest `create_time`, and rows;
-        `upto` and 0 where there is nothing.
-
-        Args:
-            most: the count stops here; a count of a long backlog costs as much as reading it.
-        """
+        """The oldest `create_time` of a window, and how many rows it has (the count stops at
+        `most`); `upto` and 0 where it has none."""
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
-        """The `most` rows with the highest ids, or with the lowest ids above `above`: a sample by
-        which rows inserted with an old time show.
-
-        Where the table has no indexed number, `id` is the `create_time` as local µs, of rows whose
-        time has passed.
-        """
+        """The `most` rows with the highest ids, or with the lowest ids above `above`. Without an
+        indexed number the local `create_time`, µs, is the id, of rows whose time has passed."""
 
     def ahead(self) -> tuple[int, int]:
         """By how much the newest `create_time` lies in the future, µs; and how many rows do."""
@@ -143,17 +130,11 @@ class Source(Protocol):
         """How many rows are never read, for the time that they have; the count stops at 1,000."""
 
     def window(
-        self,
-        after: int,
-        upto: int,
-        shard: Shard | None,
-        batch_rows: int = 10_000,
-        *,
-        is_page: bool = False,
+        self, after: int, upto: int, shard: Shard | None, *, is_page: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
 
-        In batches of at most `batch_rows` rows, schema `EVENTS`; however long the window is, a
+        In batches of schema `EVENTS`, some 10,000 rows each at most; however long the window is, a
         portion of it is in memory. Read again later it may have more rows, never fewer.
 
         Args:
@@ -161,13 +142,11 @@ class Source(Protocol):
         """
 
     def page(self, after: int, upto: int, rows: int, size: int, shard: Shard | None = None) -> Page:
-        """The first events of a window (of one shard), by `create_time`, but for those of its last
-        moment: to leave them to the next page costs less than to count rows before they are read.
+        """The first events of a window (of one shard), by `create_time`: at most so many rows, and
+        about so many bytes, but for those of its last moment, which are left to the next page.
 
         Args:
             upto: at most the `upper` of a poll from `after`.
-            rows: most rows.
-            size: about so many bytes, at most.
         """
 
     def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -179,11 +158,9 @@ class Source(Protocol):
     def fetch(
         self, ranges: Sequence[VersionRange], rows: int, size: int, seconds: float | None = None
     ) -> tuple[pa.Table, list[VersionRange]]:
-        """As many events of version ranges as one batch may hold, whatever their `create_time`.
+        """About so many rows and bytes, at most, of version ranges, whatever their `create_time`.
 
         Args:
-            rows: about so many, at most.
-            size: about so many bytes, at most.
             seconds: no other statement is begun after so many; None: however long it takes.
 
         Returns:
@@ -203,8 +180,7 @@ class Source(Protocol):
         """
 
     def versions(self, of: VersionRange, most: int, *, highest: bool = False) -> list[int]:
-        """The lowest `most` versions of a range, ascending, or the highest, descending, whatever
-        else their rows have."""
+        """The lowest `most` versions of a range, ascending, or the highest, descending."""
 
     def seen(self, of: VersionRange) -> list[RowSeen]:
         """The rows of a range as they are, published or not, in the order of their versions."""

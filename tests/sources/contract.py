@@ -68,10 +68,6 @@ class SourceContract:
         assert row["version"] == 1
         assert batch.column("create_time").cast(pa.int64()).to_pylist() == [T]
 
-    def test_batches_are_no_longer_than_requested(self, case: Case, source: Source) -> None:
-        case.commit(*(("a", n, T + n) for n in range(1, 8)))
-        assert [b.num_rows for b in source.window(*EVERYTHING, None, 3)] == [3, 3, 1]
-
     def test_a_window_read_again_has_what_was_committed_since(
         self, case: Case, source: Source
     ) -> None:

@@ -206,7 +206,7 @@ def test_a_connection_that_dies_is_a_retriable_error_and_the_next_call_works(
         store.now()
     assert (caught.value.code, caught.value.retriable) == ("store.connection_lost", True)
     assert store.now() > 0
-    window = store.window(NOON, NOON + SECOND, None, batch_rows=10)
+    window = store.window(NOON, NOON + SECOND, None)
     first = next(window)
     kill_connections(database)  # no statement is open while a batch is worked on
     assert first.num_rows + sum(batch.num_rows for batch in window) == 2000

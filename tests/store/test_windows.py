@@ -243,6 +243,7 @@ def test_no_statement_is_open_while_a_window_is_worked_on(
 ) -> None:
     """Not in a moment of many rows either: who alters the table waits for nobody."""
     monkeypatch.setattr(events, "_PORTION_ROWS", 100)
+    monkeypatch.setattr(events, "_BATCH_ROWS", 10)
     config = create(database)
     if of_id:
         database.execute(f"ALTER TABLE events {of_id}")
@@ -253,7 +254,7 @@ def test_no_statement_is_open_while_a_window_is_worked_on(
     insert(database, [("c", 1, "2026-03-01 12:00:03")])
     database.execute("UPDATE events SET payload = REPEAT('x', 65536)")
     found: list[tuple[str, int]] = []
-    for batch in store.window(NOON, NOON + 10 * SECOND, None, batch_rows=10):
+    for batch in store.window(NOON, NOON + 10 * SECOND, None):
         if not found:
             with database.connect() as connection, connection.cursor() as cursor:
                 cursor.execute("SET lock_wait_timeout = 5")
@@ -323,10 +324,13 @@ def test_rows_of_tens_of_megabytes(database: FreshDatabase) -> None:
     assert [size >> 20 for size in sizes] == [17, 0, 33]
 
 
-def test_batches_are_bounded_in_rows_and_in_bytes(database: FreshDatabase) -> None:
+def test_batches_are_bounded_in_rows_and_in_bytes(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_BATCH_ROWS", 10)
     store = open_store(create(database))
     insert(database, [("a", n, "2026-03-01 12:00:01") for n in range(1, 26)])
-    batches = list(store.window(NOON, NOON + SECOND, None, batch_rows=10))
+    batches = list(store.window(NOON, NOON + SECOND, None))
     assert [batch.num_rows for batch in batches] == [10, 10, 5]
     database.execute("UPDATE events SET payload = REPEAT('x', 1048576)")
     batches = list(store.window(NOON, NOON + SECOND, None))
@@ -335,10 +339,13 @@ def test_batches_are_bounded_in_rows_and_in_bytes(database: FreshDatabase) -> No
 
 
 @both
-def test_a_half_read_window_leaves_the_store_usable(database: FreshDatabase) -> None:
+def test_a_half_read_window_leaves_the_store_usable(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_BATCH_ROWS", 10)
     store = open_store(create(database))
     insert(database, [("a", n, "2026-03-01 12:00:01") for n in range(1, 1001)])
-    window = store.window(NOON, NOON + SECOND, None, batch_rows=10)
+    window = store.window(NOON, NOON + SECOND, None)
     assert next(window).num_rows == 10
     assert store.now() > 0  # beside it
     window.close()

@@ -185,14 +185,13 @@ class MemorySource:
         after: int,
         upto: int,
         shard: Shard | None,
-        batch_rows: int = 0,
         *,
         is_page: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a window by time."""
         del is_page
         self.statement("window")
-        return self._batches(self._window(after, upto, shard), batch_rows or self.batch_rows)
+        return self._batches(self._window(after, upto, shard), self.batch_rows)
 
     def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
         """The keys of a window."""

@@ -93,11 +93,11 @@ class EventStore(Source):
             return run(connection, sql)
 
     def _blocks(
-        self, sql: str, rows: int = _BATCH_ROWS, size: int = _BATCH_BYTES
+        self, sql: str, rows: int | None = None, size: int = _BATCH_BYTES
     ) -> Iterator[Columns]:
         """As `stream`; one that is left before its end closes its connection."""
         with self._pool.connection() as connection:
-            yield from stream(connection, sql, rows=rows, size=size)
+            yield from stream(connection, sql, rows=rows or _BATCH_ROWS, size=size)
 
     # -- how far it may be read ----------------------------------------------------------------
 
@@ -152,18 +152,16 @@ class EventStore(Source):
         return self._layout.instant(micros(oldest), after, upto) if count else upto, int(count)
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
-        layout = self._layout
-        if layout.id_index is not None:
-            found = self._run(statements.newest_ids(layout, above, most))
-        else:
+        layout, last = self._layout, None
+        if layout.id_index is None:
             now = self.now()
             passed = statements.local_range(layout, now - _LONG, now)
             if passed is None:
                 return []
-            found = self._run(statements.newest_times(layout, above, passed[1], most))
+            last = passed[1]
         return [
             NewRow(int(number), layout.latest_instant(micros(time)))
-            for number, time in found
+            for number, time in self._run(statements.newest(layout, above, last, most))
             if isinstance(time, datetime)  # a zero date is no time
         ]
 
@@ -181,13 +179,7 @@ class EventStore(Source):
     # -- windows -------------------------------------------------------------------------------
 
     def window(
-        self,
-        after: int,
-        upto: int,
-        shard: Shard | None,
-        batch_rows: int = 10_000,
-        *,
-        is_page: bool = False,
+        self, after: int, upto: int, shard: Shard | None, *, is_page: bool = False
     ) -> Generator[pa.RecordBatch, None, None]:
         """See `Source.window`.
 
@@ -202,10 +194,8 @@ class EventStore(Source):
                 page = self.page(after, end, _PORTION_ROWS, _PORTION_BYTES, shard)
                 upto_here = end if page.end is None else page.end
                 is_too_large = page.end is not None and not page.batches
-                moment = self._moment(upto_here, shard) if is_too_large else page.batches
-                for batch in moment:
-                    for at in range(0, batch.num_rows, batch_rows):
-                        yield batch.slice(at, batch_rows)
+                batches = self._moment(upto_here, shard) if is_too_large else page.batches
+                yield from (batch for batch in batches if batch.num_rows)
                 after = upto_here
 
     def _moment(self, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:

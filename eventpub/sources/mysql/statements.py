@@ -93,23 +93,21 @@ def now_and_newest_time(layout: Layout) -> str:
     return f"SELECT {_NOW}, ({_select(time, layout.by_time, order=f'{time} DESC', most=1)})"
 
 
-def newest_ids(layout: Layout, above: int | None, most: int) -> str:
-    """Id and `create_time` of the rows with the highest ids, or the lowest of those above one."""
-    what = f"{layout.id}, {layout.create_time}"
-    if above is None:
-        return _select(what, layout.by_id, order=f"{layout.id} DESC", most=most)
-    return _select(what, layout.by_id, f"{layout.id} > {above:d}", f"{layout.id} ASC", most)
+def newest(layout: Layout, above: int | None, last: int | None, most: int) -> str:
+    """Id and `create_time` of the rows with the highest ids, or the lowest of those above one.
 
-
-def newest_times(layout: Layout, above: int | None, last: int, most: int) -> str:
-    """As `newest_ids`, where the local `create_time` is the id: the newest rows that are not above
-    one, or the oldest of those above another."""
-    time = layout.create_time
-    what, condition = f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {time}), {time}", ""
-    if above is not None:
-        condition = f"{time} > {_time(max(above, _DATETIMES[0]))} AND "
-    order = f"{time} {'DESC' if above is None else 'ASC'}"
-    return _select(what, layout.by_time, f"{condition}{time} <= {_time(last)}", order, most)
+    Args:
+        last: the local `create_time` is the id, of rows up to this one; None: there is an id.
+    """
+    time, number, rows = layout.create_time, layout.id, layout.by_id
+    conditions = [] if above is None else [f"{number} > {above:d}"]
+    if last is not None:
+        number, rows = f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {time})", layout.by_time
+        first = (_DATETIMES if layout.zone else _TIMESTAMPS)[0]
+        first = first if above is None else max(above + 1, first)
+        conditions = [between(layout, first, last)]
+    order = f"{layout.sampled_by} {'DESC' if above is None else 'ASC'}"
+    return _select(f"{number}, {time}", rows, " AND ".join(conditions), order, most)
 
 
 def without_time(layout: Layout, most: int) -> str:
