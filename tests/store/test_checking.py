@@ -63,7 +63,7 @@ def test_a9_aggregates_that_begin_above_the_first_version_are_said(
     said = found(config)["first versions"]
     assert said.status == "warn"
     assert "20 of 30 aggregates begin above version 1" in said.message
-    assert "store.first_version" in str(said.suggestion)
+    assert "set read.start" in str(said.suggestion)
     assert found(config.model_copy(update={"first_version": 0}))["first versions"].status == "warn"
     insert(database, [(f"whole {n}", 1, now) for n in range(10, 30)])
     assert found(config)["first versions"].status == "ok"

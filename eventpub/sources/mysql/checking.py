@@ -55,7 +55,7 @@ _NEWEST = 100_000
 """Rows of which it is said how many have no identity."""
 
 _Finding: TypeAlias = tuple[Any, ...]
-"""A check's status, message, and suggestion, if there is any."""
+"""A check's status and message, and a suggestion and a code, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
         "order of insertion": _insertion_order(subject),
         "open transactions": _open_transactions(subject),
         "clock": _clock(connection),
+        "time zone": _time_zone(subject),
     }
     yield from (Check(f"event store: {name}", *of) for name, of in findings.items() if of)
-    yield _time_zone(subject)
 
 
 def _account(connection: Connection) -> str:
@@ -270,8 +270,7 @@ def _first_versions(first: int, lowest: Sequence[int]) -> _Finding:
     )
     if first == 0 and lowest.count(1) * 2 > above:
         return "warn", said, "set store.first_version = 1"
-    fix = "if the first events were archived, set read.start to a time after that"
-    return "warn", said, f"set store.first_version to what they begin with; {fix}"
+    return "warn", said, "if the first events were archived, set read.start to a time after that"
 
 
 def _create_time(subject: _Subject) -> _Finding:
@@ -335,9 +334,8 @@ def _clock(connection: Connection) -> _Finding:
     return "warn", said, "set this machine's clock"
 
 
-def _time_zone(subject: _Subject) -> Check:
-    name, layout = "event store: time zone", subject.layout
-    zone = layout.zone
+def _time_zone(subject: _Subject) -> _Finding:
+    layout, zone = subject.layout, subject.layout.zone
     [(now, newest)] = run(subject.table.connection, statements.now_and_newest_time(layout))
     said = "TIMESTAMP: no time zone matters where the database sets it"
     if zone:
@@ -349,8 +347,7 @@ def _time_zone(subject: _Subject) -> Check:
     name_of_zone = zone.name if zone else None
     created = layout.instant(micros(newest)) if isinstance(newest, datetime) else 0
     if created - now > _CLOCK_TOLERANCE:
-        return Check(
-            name,
+        return (
             "warn",
             f"{said}; but the newest event has a create_time in the future, {format_time(created)}:"
             " it is published then, or earlier if a later version of its aggregate points to it",
@@ -366,9 +363,8 @@ def _time_zone(subject: _Subject) -> Check:
         with EventStore(subject.config, layout) as store:
             past, oldest = _old_times(store)
     if not past:
-        return Check(name, "ok", said)
-    return Check(
-        name,
+        return "ok", said
+    return (
         "wrong" if past > 2 else "warn",
         f"{said}; new rows arrive with create_times up to {oldest / 1e6:.0f} s old, behind what the"
         " publisher has read",
