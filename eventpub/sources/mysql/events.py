@@ -113,7 +113,7 @@ class EventStore(Source):
     ) -> Poll:
         # Local time repeats itself where the clocks go back: a window ends before that.
         while True:
-            stop = self._layout.next_backward_change(after + 2) - 1
+            stop = self._layout.clock.next_backward_change(after + 2) - 1
             with self._pool.connection() as connection:
                 who = server.columns(connection)
                 sql = statements.now_and_first_time(self._layout, after, stop, who)
@@ -160,7 +160,7 @@ class EventStore(Source):
                 return []
             last = passed[1]
         return [
-            NewRow(int(number), layout.latest_instant(micros(time)))
+            NewRow(int(number), layout.clock.latest(micros(time)))
             for number, time in self._run(statements.newest(layout, above, last, most))
             if isinstance(time, datetime)  # a zero date is no time
         ]
@@ -201,7 +201,7 @@ class EventStore(Source):
     def _moment(self, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
         """As `window`, of one moment that has more rows than a portion: by their keys."""
         # of a repeated local time, rows by key have the first instant
-        at_key = self._layout.instant(self._layout.local(upto))
+        at_key = self._layout.instant(self._layout.clock.local(upto))
         times = EVENTS.field("create_time")
         for keys in self.keys(upto - 1, upto, shard):
             for at in range(0, len(keys), _BATCH_ROWS):
@@ -217,7 +217,7 @@ class EventStore(Source):
         """Where the portions of a window end: where the clocks go back, and after each
         `_PORTION_ROWS` rows of all shards, about."""
         while after < upto:
-            end = min(self._layout.next_backward_change(after + 2) - 1, upto)
+            end = min(self._layout.clock.next_backward_change(after + 2) - 1, upto)
             rows_end = self._page_end(after, end, _PORTION_ROWS) if by_rows else None
             after = end if rows_end is None else rows_end
             yield after

@@ -37,13 +37,11 @@ from eventpub.sources.mysql.table import (
     plain,
     quote,
 )
-from eventpub.sources.mysql.zones import Zone, zone_of
+from eventpub.sources.mysql.zones import UTC, Zone, zone_of
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 NOW = re.compile(r"current_timestamp|utc_timestamp|sysdate|localtime|\bnow\b")
 """In the default of a column that the database sets to the time of the statement."""
-_NEVER = 1 << 62
-"""µs; beyond every time that a column can hold."""
 _PREFIX = 191
 """Characters of a longer text that are indexed: as many as fit into any index."""
 _OPTIONAL = {("id", "id"), ("metadata", "metadata")}
@@ -56,7 +54,7 @@ class Layout:
 
     Args:
         table: the event table.
-        id: the unique ascending key; None where there is none.
+        id: the ascending number; None where there is none, or no index of it.
         identity: the columns that say which aggregate a row belongs to.
         metadata: None where the table has none.
         time_index: an index that begins with `create_time`.
@@ -70,7 +68,7 @@ class Layout:
         skips_nulls: whether rows without an identity or a version are passed over, and there may
             be any.
         times_last: whether a row keeps its `create_time` when it is updated.
-        id_index: an index that begins with `id`; None where there is none, or it is no number.
+        id_index: an index that begins with `id`.
     """
 
     table: str
@@ -119,33 +117,26 @@ class Layout:
     @property
     def sampled_by(self) -> str:
         """The column by which rows are sampled for those that have come last."""
-        return self.create_time if self.id_index is None or self.id is None else self.id
+        return self.id or self.create_time
+
+    @property
+    def clock(self) -> Zone:
+        """The clock that `create_time` is read by; that of a TIMESTAMP shows UTC."""
+        return self.zone or UTC
 
     def instants(
         self, local: npt.NDArray[np.int64], after: int | None = None, upto: int | None = None
     ) -> npt.NDArray[np.int64]:
         """When values of `create_time` were, read in a window; see `Zone.utc`."""
-        return local if self.zone is None else self.zone.utc(local, after, upto)
+        return self.clock.utc(local, after, upto)
 
     def instant(self, local: int, after: int | None = None, upto: int | None = None) -> int:
         return int(self.instants(np.array([local]), after, upto)[0])
 
-    def latest_instant(self, local: int) -> int:
-        """The later of the two instants that an ambiguous local time may be."""
-        return local if self.zone is None else int(self.zone.latest(np.array([local]))[0])
-
-    def local(self, instant: int) -> int:
-        return instant if self.zone is None else self.zone.local(instant)
-
-    def next_backward_change(self, instant: int) -> int:
-        """When the clocks go back next, at or after an instant; far in the future: never."""
-        back = (at for at, _ in self.repeated if at >= instant)
-        return next(back, _NEVER)
-
     @property
     def repeated(self) -> tuple[tuple[int, int], ...]:
         """From when on local times are lived again, and by how much the clocks went back, µs."""
-        return () if self.zone is None else tuple(self.zone.repeated)
+        return tuple(self.clock.repeated)
 
 
 def layout_of(config: Store, table: EventTable) -> Layout:
@@ -157,15 +148,15 @@ def layout_of(config: Store, table: EventTable) -> Layout:
     """
     roles = roles_of(config, table)
     time_index, key_index = _find_indexes(table, roles)
-    id_index = _id_index(table, roles.names)
     names, columns = roles.names, table.columns
+    id, id_index = _number(table, names.get("id"))
     create_time = columns[names["create_time"]]
     slice_column = table.slice_of(roles.parts)
     may_be_nameless = any(columns[name].nullable for name in roles.key)
     quoted = {role: quote(name) for role, name in names.items()}
     return Layout(
         table=table.name,
-        id=quoted.get("id"),
+        id=id,
         identity=table.identity(roles.parts),
         version=quoted["version"],
         event_type=quoted["event_type"],
@@ -182,24 +173,18 @@ def layout_of(config: Store, table: EventTable) -> Layout:
         id_is_nullable=any(columns[part].nullable for part in roles.parts),
         where=table.where,
         times_last="on update" not in create_time.extra,
-        id_index=quote(id_index) if id_index else None,
+        id_index=id_index,
         skips_nulls=config.without_identity == "skip" and may_be_nameless,
     )
 
 
-def _id_index(table: EventTable, names: dict[str, str]) -> str | None:
-    """An index that begins with the ascending number.
-
-    Where no such column is named, the AUTO_INCREMENT column is taken and added to the names.
-    """
+def _number(table: EventTable, named: str | None) -> tuple[str | None, str | None]:
+    """The column of ascending numbers, as named or AUTO_INCREMENT, and an index of it."""
     firsts = {index.columns[0]: index.name for index in reversed(table.indexes)}
     numbers = [c for c in table.columns.values() if c.type in INTEGERS and c.name in firsts]
-    named = [c.name for c in numbers if c.name == names.get("id")]
-    found = named or [c.name for c in numbers if c.counts_rows]
-    if not found:
-        return None
-    names["id"] = found[0]
-    return firsts[found[0]]
+    found = [c.name for c in numbers if c.name == named]
+    found = found or [c.name for c in numbers if c.counts_rows]
+    return (quote(found[0]), quote(firsts[found[0]])) if found else (None, None)
 
 
 def roles_of(config: Store, table: EventTable) -> Roles:

@@ -144,9 +144,8 @@ def local_range(layout: Layout, after: int, upto: int) -> tuple[int, int] | None
 
     None where there is none.
     """
-    zone, unit = layout.zone, layout.unit
-    first, last = zone.local_range(after, upto) if zone else (after + 1, upto)
-    earliest, latest = _DATETIMES if zone else _TIMESTAMPS
+    unit, (first, last) = layout.unit, layout.clock.local_range(after, upto)
+    earliest, latest = _DATETIMES if layout.zone else _TIMESTAMPS
     first = -(-max(first, earliest) // unit) * unit
     last = min(last, latest) // unit * unit
     return (first, last) if first <= last else None

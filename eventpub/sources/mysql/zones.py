@@ -27,6 +27,8 @@ from eventpub.sources.mysql.identity import literal
 _SECOND = 1_000_000
 _STEP = 6 * 86_400
 _LAST = 4_102_444_800  # 2100: rules of later years are not made yet
+_NEVER = 1 << 62
+"""µs; beyond every time that a column can hold."""
 
 Offsets = Callable[[Sequence[int]], "list[int | None]"]
 """Seconds east of UTC at each of some instants (seconds since 1970); None where unknown."""
@@ -54,6 +56,10 @@ class Zone:
         """The instants at which the clocks go back, and by how much, µs."""
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
         return [(at, old - new) for at, old, new in steps if new < old]
+
+    def next_backward_change(self, instant: int) -> int:
+        """When the clocks go back next, at or after an instant; far in the future: never."""
+        return next((at for at, _ in self.repeated if at >= instant), _NEVER)
 
     def backward_changes(self, after: int, upto: int) -> list[int]:
         """The instants in ``after < t ≤ upto`` at which the clocks go back."""
@@ -95,12 +101,11 @@ class Zone:
         instants = np.where(earlier > after, earlier, np.maximum(earlier, later))
         return np.clip(instants, after + 1, upto)
 
-    def latest(self, local: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def latest(self, local: int) -> int:
         """The later of the two instants that a local time may be."""
         starts, _, offsets = self._tables
         later = local - offsets[np.searchsorted(starts[1:], local, side="right")]
-        instants: npt.NDArray[np.int64] = np.maximum(self.utc(local), later)
-        return instants
+        return int(max(self.utc(np.array([local]))[0], later))
 
     @cached_property
     def _tables(
@@ -113,6 +118,9 @@ class Zone:
         # searchsorted needs ascending ends; they are, but for changes closer than their size
         ends = np.maximum.accumulate(changes + offsets[:-1]) if len(changes) else changes
         return starts, ends, offsets
+
+
+UTC = Zone("UTC", (), (0,))
 
 
 def fixed_zone(name: str) -> Zone | None:
