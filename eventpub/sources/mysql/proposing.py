@@ -256,13 +256,9 @@ def _best(
     fitting = [c for c in columns.values() if _may_be(c, role)]
     named = [c for c in fitting if rank(role, c.name) or (role == "id" and c.counts_rows)]
     if named:
-
-        def likely(column: Column) -> tuple[bool, int, bool]:
-            # what numbers all rows is an id, and no version
-            counts = column.counts_rows == (role == "id")
-            return counts, rank(role, column.name), column.name in indexed
-
-        return max(named, key=likely).name
+        # what numbers all rows is an id, and no version
+        named.sort(key=lambda c: (rank(role, c.name), c.name in indexed), reverse=True)
+        return max(named, key=lambda c: c.counts_rows == (role == "id")).name
     if role == "create_time":
         always = [c for c in fitting if not c.nullable]
         left = [c for c in always if "current_timestamp" in c.default] or always
