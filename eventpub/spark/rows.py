@@ -16,7 +16,7 @@ from eventpub.admission import EVENTS, SkippedGap, values
 from eventpub.sink import DeadRow, PublishedBatch
 from eventpub.sink.base import Content, CrashPoint, no_crash
 from eventpub.sink.records import contents_of
-from eventpub.sources.mysql.rows import lenient_text
+from eventpub.sources.mysql.statements import lenient_text
 from eventpub.spark.journal import KEYS
 from eventpub.spark.source import GROUP
 

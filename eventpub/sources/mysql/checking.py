@@ -37,7 +37,7 @@ from eventpub.sources.mysql.layout import (
     roles_of,
     set_identity,
 )
-from eventpub.sources.mysql.rows import micros
+from eventpub.sources.mysql.statements import micros
 from eventpub.sources.mysql.table import SAMPLE, EventTable, Roles, Versions, read_table
 from eventpub.sources.mysql.zones import writers_zone
 from eventpub.terminal import counted

@@ -23,7 +23,7 @@ from eventpub.sources.base import NewRow, Page, Poll, RowSeen, Source
 from eventpub.sources.mysql import server, statements
 from eventpub.sources.mysql.connection import connect_for_reading, run
 from eventpub.sources.mysql.layout import Layout, layout_of
-from eventpub.sources.mysql.rows import (
+from eventpub.sources.mysql.statements import (
     keys_batch,
     local_times,
     micros,
