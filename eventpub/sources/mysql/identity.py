@@ -38,14 +38,12 @@ class IdPart:
             as a UUID's text; or MariaDB's own UUID.
         charset: its character set; ``binary`` where it has none.
         collation: its collation, likewise.
-        padded: a number that the server shows with leading zeros.
     """
 
     name: str
     kind: Kind
     charset: str = "binary"
     collation: str = "binary"
-    padded: bool = False
 
     @property
     def is_bytewise(self) -> bool:
@@ -62,7 +60,8 @@ class IdPart:
             return f"LOWER({text})"
         if self.kind == "native_uuid":
             return f"CAST({self.name} AS CHAR)"
-        return f"({self.name} + 0)" if self.padded else self.name
+        # without the zeros that ZEROFILL shows
+        return f"({self.name} + 0)" if self.kind == "number" else self.name
 
     @property
     def utf8(self) -> str:

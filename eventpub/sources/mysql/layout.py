@@ -33,6 +33,7 @@ from eventpub.sources.mysql.table import (
     Roles,
     TableIndex,
     free_name,
+    is_view,
     listed,
     plain,
     quote,
@@ -53,17 +54,15 @@ class Layout:
     """The event table as discovered. Names are quoted identifiers, ready for a statement.
 
     Args:
-        table: the event table.
         id: the ascending number; None where there is none, or no index of it.
         identity: the columns that say which aggregate a row belongs to.
-        metadata: None where the table has none.
         time_index: an index that begins with `create_time`.
         key_index: an index that begins with the identity's columns and `version`, in any order.
         key_columns: these columns, in its order.
         key_is_unique: whether the table itself refuses a second row of one version.
         unit: µs between two values that `create_time` can tell apart.
         zone: rules of the local time that a DATETIME holds; None for a TIMESTAMP.
-        slice: a generated column with ``CRC32(aggregate_id) % 1024``; None where there is none.
+        slice: a generated column with ``CRC32(aggregate_id) % 1024``.
         id_is_nullable: whether a column of the identity may hold NULL.
         skips_nulls: whether rows without an identity or a version are passed over, and there may
             be any.
@@ -193,7 +192,8 @@ def roles_of(config: Store, table: EventTable) -> Roles:
     Raises:
         StoreError: store.is_view, store.column_missing, store.column_type
     """
-    table.require_table()
+    if table.is_view:
+        raise is_view(table.name.strip("`"), table.where)
     own = {name.lower(): name for name in table.columns}
     named = config.columns.model_dump()
     parts = tuple(own.get(name.lower(), name) for name in named.pop("aggregate_id"))

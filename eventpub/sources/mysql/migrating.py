@@ -174,21 +174,10 @@ def create_table(config: Store, *, mariadb: bool) -> str:
 
 
 def script_location() -> Path:
-    """The folder of the migrations: inside the installed package, or beside it in the source.
-
-    Raises:
-        StoreError: store.migrations_missing
-    """
+    """The folder of the migrations: inside the installed package, or beside it in the source."""
     package = Path(eventpub.__file__).parent
-    for folder in (package / "migrations", package.parent / "migrations"):
-        if (folder / "env.py").is_file():
-            return folder
-    raise StoreError(
-        "store.migrations_missing",
-        "the migrations were not installed with eventpub",
-        where=str(package),
-        suggestion="install eventpub again from a wheel or a source checkout",
-    )
+    inside = package / "migrations"
+    return inside if inside.is_dir() else package.parent / "migrations"
 
 
 def _upgrade(config: Store) -> None:

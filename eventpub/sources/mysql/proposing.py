@@ -139,8 +139,7 @@ def propose(
         columns: by our names its own, those that the operator has named.
 
     Raises:
-        StoreError: store.unreachable, store.auth_failed, store.table_missing,
-            store.is_view, ….
+        StoreError: store.unreachable, store.auth_failed, store.table_missing, ….
     """
     with closing(connect_for_reading(config)) as connection, mapped(display_name(config)):
         database = str(run(connection, "SELECT DATABASE()")[0][0])
@@ -149,11 +148,9 @@ def propose(
         for name in [table] if table else _tables(connection):
             try:
                 read = read_table(config.model_copy(update={"table": name}), connection)
-                if table:
-                    read.require_table()
                 if not read.is_view:
                     _sort(found, name, read, given)
-                elif not _guess(read, given).lacking:
+                elif table or not _guess(read, given).lacking:
                     found.views.append(name)
             except StoreError:
                 if table:

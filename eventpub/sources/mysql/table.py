@@ -99,8 +99,7 @@ class Column:
         kinds: dict[str, Kind] = {"binary": "uuid", "uuid": "native_uuid", "varbinary": "bytes"}
         kinds |= {"enum": "enum", **dict.fromkeys(INTEGERS, "number")}
         charset, collation = self.charset or "binary", self.collation or "binary"
-        is_padded = "zerofill" in self.full_type
-        return IdPart(quote(self.name), kinds.get(self.type, "text"), charset, collation, is_padded)
+        return IdPart(quote(self.name), kinds.get(self.type, "text"), charset, collation)
 
 
 @dataclass
@@ -145,7 +144,6 @@ class EventTable:
 
     Attributes:
         name: quoted.
-        where: for messages.
         indexes: B-trees that the optimizer may use.
         longest_key: bytes that an index may have.
         partitioned_by: columns in the expressions by which it is partitioned.
@@ -191,10 +189,6 @@ class EventTable:
                 return column.name
         return None
 
-    def require_table(self) -> None:
-        if self.is_view:
-            raise is_view(self.name.strip("`"), self.where)
-
     def alter(self, additions: Sequence[str]) -> str:
         return f"ALTER TABLE {self.name} {', '.join(additions)}"
 
@@ -224,7 +218,6 @@ class Versions:
     """Figures of rows of an aggregate's columns and, last, the version.
 
     Attributes:
-        without_identity: rows that have no aggregate or no version.
         lowest: of each aggregate.
         with_several: aggregates with several versions.
         with_holes: of these, those whose versions do not follow each other.
