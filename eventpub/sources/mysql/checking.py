@@ -293,8 +293,8 @@ def _insertion_order(subject: _Subject) -> _Finding | None:
     """Of local times: only the order of insertion shows that writers use another time zone."""
     if subject.layout.zone is None:
         return None
-    if subject.layout.id_index is not None:
-        return "ok", f"by {(subject.layout.id or '').strip('`')}"
+    if subject.layout.id:
+        return "ok", f"by {subject.layout.id.strip('`')}"
     return (
         "warn",
         "rows inserted with an old create_time are not noticed, since the table has no indexed"
