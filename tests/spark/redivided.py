@@ -80,7 +80,7 @@ class DividedReader(DataSourceStreamReader):
 def run(spark: SparkSession, sink: dict[str, str], tasks: int, way: str) -> str:
     """Start the query; why it has failed."""
     place = f"{sink['kafka.bootstrap.servers']}/{sink['topic']}"
-    options = {"tasks": tasks, "way": way, "topic": place}
+    options: dict[str, str | int] = {"tasks": tasks, "way": way, "topic": place}
     rows = spark.readStream.format("divided").options(**options).load()
     query = rows.writeStream.format("eventpub").options(**sink).trigger(availableNow=True).start()
     try:
