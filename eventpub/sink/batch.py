@@ -24,7 +24,7 @@ from eventpub.private_apis import bulk
 from eventpub.sink import client, faults, records
 from eventpub.sink.base import Content, CrashPoint, no_crash
 from eventpub.sink.client import Clients
-from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.encoder import Encoder
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.owned_producer import OwnedProducer
 
@@ -85,7 +85,7 @@ class Events:
     """
 
     rows: pa.Table
-    encoder: CloudEvents
+    encoder: Encoder
     late: npt.NDArray[np.bool_] | None
     partitions: npt.NDArray[np.int32]
     limit: int = records.FAR_AHEAD
@@ -170,7 +170,7 @@ class Batch:
 
 def batch_of(
     sink: config.Sink,
-    encoder: CloudEvents,
+    encoder: Encoder,
     shard: Shard,
     content: Content,
     *,

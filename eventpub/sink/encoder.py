@@ -1,8 +1,9 @@
-"""What the records of admitted rows are.
+"""The protocol `Encoder`: what the records of admitted rows are; and the one of CloudEvents.
 
-What must hold: the same rows give the same records, in the same order; a record's key is its
-aggregate, its partition the one it is given; its headers tell the version; and a dead letter is
-bounded in size whatever its row is, since the broker would refuse it as well.
+What every implementation promises, and `tests/sink/test_encoder.py` checks: the same rows give the
+same records, in the same order; a record's key is its aggregate, its partition the one it is given;
+its headers tell the version; and a dead letter is bounded in size whatever its row is, since the
+broker would refuse it as well.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,19 +37,40 @@ MOST_PAYLOAD = 256 * 1024
 """Bytes of a payload that a dead letter takes along."""
 
 
+class Encoder(Protocol):
+    """Makes records; `limit`: of their timestamps, µs."""
+
+    def events(self, rows: Rows, placed: Placed, late: Marks, limit: int) -> records.Columns:
+        """Those of rows of `EVENTS`, one by one; some are marked as late."""
+
+    def fixed(
+        self, rows: Rows, placed: Placed, late: Marks, limit: int
+    ) -> records.FixedEvents | None:
+        """The same, to be handed over at once; None where their headers are not of one kind."""
+
+    def gap(self, gap: SkippedGap, partitions: int, limit: int) -> Record:
+        """That of a skip."""
+
+    def dead(
+        self, row: DeadRow, shard: tuple[int, int], limit: int, *, reduced: bool = False
+    ) -> Record:
+        """A dead letter, with `reduced` as small as it can be.
+
+        Args:
+            shard: the topic's partitions, and the one for rows without an aggregate.
+        """
+
+
 @dataclass(frozen=True)
 class CloudEvents:
-    """Events as of `records`; `source` is the application's id, `ce_source`.
-
-    `limit` is that of the records' timestamps, µs.
-    """
+    """Events as of `records`; `source` is the application's id, `ce_source`."""
 
     source: str
 
     def events(
         self, rows: Rows, placed: Placed, late: Marks = None, limit: int = FAR_AHEAD
     ) -> records.Columns:
-        """Those of rows of `EVENTS`, one by one; some are marked as late."""
+        """As of `Encoder`."""
         common = self._common(rows, placed, limit)
         # The constant part of all headers by C iterators: this is the publisher's hottest line.
         columns: list[Iterable[Header]] = [
@@ -73,7 +95,7 @@ class CloudEvents:
     def fixed(
         self, rows: Rows, placed: Placed, late: Marks = None, limit: int = FAR_AHEAD
     ) -> records.FixedEvents | None:
-        """The same, to be handed over at once; None where rows have metadata or are late."""
+        """As of `Encoder`: without metadata, and nothing late."""
         if rows.column("metadata").null_count < len(rows) or (late is not None and late.any()):
             return None
         return self._common(rows, placed, limit)
@@ -139,9 +161,6 @@ class CloudEvents:
         store. `eventpub_conflict` has `row.published`, from which an index that was lost knows
         other rows of this kind again; see `read_conflict`. With `reduced`: key, version and reason
         alone.
-
-        Args:
-            shard: the topic's partitions, and the one for rows without an aggregate.
         """
         reason = row.reason.encode(errors="replace")[: 1024 if reduced else MOST_TEXT]
         headers: list[Header] = [

@@ -15,7 +15,7 @@ from eventpub.sink import client, faults
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
-from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.encoder import CloudEvents, Encoder
 from eventpub.sink.fold import Fold, end_all
 from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import PartitionId, Written, lost_records
@@ -36,9 +36,10 @@ class ShardSink:
         shard: whose partitions this writes.
         former_ids: application ids that this publisher had before: their records count.
         owner: who writes where it is not the shard's runner, for the transactional id.
+        encoder: makes the records; by default CloudEvents.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
         clients: Clients,
         app_id: str,
@@ -46,9 +47,10 @@ class ShardSink:
         former_ids: Sequence[str] = (),
         *,
         owner: str | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self._clients, self._sink = clients, clients.sink
-        self._encoder = CloudEvents(app_id)
+        self._encoder = encoder or CloudEvents(app_id)
         self._shard = shard
         name = shard.number if owner is None else owner
         self._owned = OwnedProducer(clients, app_id, name)
