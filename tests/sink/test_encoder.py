@@ -6,7 +6,7 @@ import pytest
 
 from eventpub.sink.encoder import CloudEvents, Encoder
 from eventpub.sink.records import SEQUENCE, DeadRow, partitions_of
-from tests.sink.helpers import CREATED, PARTITIONS, WHOLE, events, some_events
+from tests.sink.helpers import CREATED, PARTITIONS, WHOLE, events, records_of, some_events
 from tests.twins.encoder import PlainEncoder
 
 ROWS = some_events(WHOLE, 40)
@@ -22,12 +22,12 @@ def encoder(request: pytest.FixtureRequest) -> Encoder:
 
 
 def test_the_same_rows_give_the_same_records(encoder: Encoder) -> None:
-    first, second = (encoder.events(ROWS, PLACED, None, LIMIT).records() for _ in range(2))
+    first, second = (records_of(encoder.events(ROWS, PLACED, None, LIMIT)) for _ in range(2))
     assert first == second
 
 
 def test_a_record_has_the_key_the_partition_and_the_version_of_its_row(encoder: Encoder) -> None:
-    found = encoder.events(ROWS, PLACED, None, LIMIT).records()
+    found = records_of(encoder.events(ROWS, PLACED, None, LIMIT))
     assert [r.key for r in found] == ROWS["aggregate_id"].to_pylist()
     assert [r.partition for r in found] == PLACED.tolist()
     versions = [dict(r.headers)[SEQUENCE] for r in found]
