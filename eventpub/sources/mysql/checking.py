@@ -55,7 +55,7 @@ _NEWEST = 100_000
 """Rows of which it is said how many have no identity."""
 
 _Finding: TypeAlias = tuple[Any, ...]
-"""A check's status and message, and a suggestion and a code, if there are any."""
+"""A check's status, message, and suggestion, if there is any."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
         "order of insertion": _insertion_order(subject),
         "open transactions": _open_transactions(subject),
         "clock": _clock(connection),
-        "time zone": _time_zone(subject),
     }
     yield from (Check(f"event store: {name}", *of) for name, of in findings.items() if of)
+    yield _time_zone(subject)
 
 
 def _account(connection: Connection) -> str:
@@ -337,8 +337,9 @@ def _clock(connection: Connection) -> _Finding:
     return "warn", said, "set this machine's clock"
 
 
-def _time_zone(subject: _Subject) -> _Finding:
-    layout, zone = subject.layout, subject.layout.zone
+def _time_zone(subject: _Subject) -> Check:
+    name, layout = "event store: time zone", subject.layout
+    zone = layout.zone
     [(now, newest)] = run(subject.table.connection, statements.now_and_newest_time(layout))
     said = "TIMESTAMP: no time zone matters where the database sets it"
     if zone:
@@ -350,7 +351,8 @@ def _time_zone(subject: _Subject) -> _Finding:
     name_of_zone = zone.name if zone else None
     created = layout.instant(micros(newest)) if isinstance(newest, datetime) else 0
     if created - now > _CLOCK_TOLERANCE:
-        return (
+        return Check(
+            name,
             "warn",
             f"{said}; but the newest event has a create_time in the future, {format_time(created)}:"
             " it is published then, or earlier if a later version of its aggregate points to it",
@@ -366,8 +368,9 @@ def _time_zone(subject: _Subject) -> _Finding:
         with EventStore(subject.config, layout) as store:
             past, oldest = _old_times(store)
     if not past:
-        return "ok", said
-    return (
+        return Check(name, "ok", said)
+    return Check(
+        name,
         "wrong" if past > 2 else "warn",
         f"{said}; new rows arrive with create_times up to {oldest / 1e6:.0f} s old, behind what the"
         " publisher has read",

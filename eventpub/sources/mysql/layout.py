@@ -249,7 +249,8 @@ def _find_indexes(table: EventTable, roles: Roles) -> tuple[TableIndex, TableInd
                 "store.index_missing",
                 f"the event table has no index that begins with ({', '.join(wanted)})",
                 where=table.where,
-                suggestion=suggestion(table, roles),
+                suggestion=suggestion(table, roles)
+                or f"ALTER TABLE {table.name} ADD INDEX ({listed(wanted)})",
             )
     return by_time[0], by_key[0]
 
