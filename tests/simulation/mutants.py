@@ -19,7 +19,7 @@ from eventpub.coordinator.windows import Windows
 from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.index.values import BucketCounts
-from eventpub.publisher import prepare, recovery, workers
+from eventpub.publisher import prepare, workers
 from eventpub.shard import answering, folding, publishing, runner
 from eventpub.shard.answering import Answering
 from eventpub.shard.assignment import Assignment
@@ -307,7 +307,7 @@ def from_now() -> Iterator[None]:
 @contextmanager
 def no_day_below() -> Iterator[None]:
     """Without progress.json nothing counts as hidden (A14, A21)."""
-    with patch.object(recovery, "hidden_at_most", lambda position: position):
+    with patch.object(prepare, "hidden_at_most", lambda position: position):
         yield
 
 

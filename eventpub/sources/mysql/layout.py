@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import numpy as np
 import numpy.typing as npt
@@ -268,6 +269,8 @@ def suggestion(table: EventTable, roles: Roles) -> str | None:
     if any(name in columns and not columns[name].is_one_of(of) for name, of in types):
         return None
     time, also = names["create_time"], ""
+    if time not in columns and get_close_matches(time, columns, 1, 0.85):
+        return None  # a misspelt name
     if time in columns and columns[time].type not in TIMES:
         names["create_time"] = time = free_name("create_time", columns)
         also = f', and set create_time = "{time}" in [store.columns]'
