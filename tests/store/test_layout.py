@@ -85,3 +85,16 @@ def test_a_primary_key_of_aggregate_and_version_is_enough(database: FreshDatabas
     assert (layout.id, layout.metadata, layout.unit) == (None, None, 1_000)
     assert layout.key_index == "`PRIMARY`"
     assert layout.key_is_unique
+
+
+def test_no_column_is_added_for_a_misspelt_name(database: FreshDatabase) -> None:
+    config = create(database)
+    said = {}
+    for name in ("create_tmie", "happened"):
+        columns = config.columns.model_copy(update={"create_time": name})
+        with pytest.raises(StoreError) as caught:
+            EventStore.discover(config.model_copy(update={"columns": columns}))
+        assert caught.value.code == "store.column_missing"
+        said[name] = caught.value.suggestion or ""
+    assert "name the right one" in said["create_tmie"]
+    assert "ADD COLUMN `happened`" in said["happened"]
