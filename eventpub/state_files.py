@@ -106,8 +106,12 @@ def _mapped(error: OSError, path: Path) -> StateError:
 
 def _owner(path: Path) -> str | None:
     """The name of the other user whose file this is; None: it is not there, or is this one's."""
-    try:
-        uid = path.stat().st_uid
-        return None if uid == os.geteuid() else pwd.getpwuid(uid).pw_name
-    except (OSError, KeyError):
-        return None
+    for place in (path, *path.parents):
+        try:
+            uid = place.stat().st_uid
+            return None if uid == os.geteuid() else pwd.getpwuid(uid).pw_name
+        except PermissionError:  # in a folder of that user's
+            continue
+        except (OSError, KeyError):
+            return None
+    return None

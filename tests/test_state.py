@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -20,7 +21,7 @@ from eventpub.channel import Request
 from eventpub.errors import StateError
 from eventpub.publisher.publisher import Publisher
 from eventpub.state import StateDir
-from eventpub.state_files import replace_file
+from eventpub.state_files import mapping, replace_file
 
 _MANY = 300
 
@@ -166,6 +167,17 @@ def test_a_directory_that_cannot_be_written_is_named_whatever_is_to_be_kept(tmp_
             write(request)
         assert caught.value.code == "state.not_writable"
         assert str(caught.value.where).startswith(str(state.requests))
+
+
+def test_another_users_directory_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = pwd.getpwuid(tmp_path.stat().st_uid).pw_name
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(StateError) as caught, mapping(tmp_path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+    assert caught.value.code == "state.not_writable"
+    assert f"sudo -u {owner}" in str(caught.value.suggestion)
 
 
 def test_a_directory_that_was_moved_away_is_said_to_be_gone(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from eventpub.channel import Request
 from eventpub.errors import from_dict
 from eventpub.state import StateDir
+from eventpub.state_files import mapping
 
 _NOT_UNDERSTOOD = {400, 404, 405, 500}
 """Statuses of a publisher of another version, which has no such page, or of one that is broken."""
@@ -23,6 +24,9 @@ def ask_running(
 
     Args:
         page: of `ops.pages`, without the slash.
+
+    Raises:
+        StateError: state.not_writable: it is another user's.
     """
     if not state.is_running():
         return None
@@ -35,6 +39,9 @@ def ask_running(
             reply = connection.getresponse()
             answer: dict[str, Any] = json.loads(reply.read())
             return None if reply.status in _NOT_UNDERSTOOD else answer
+    except PermissionError:
+        with mapping(state.socket_file):
+            raise
     except (OSError, HTTPException, ValueError):
         return None
 
