@@ -229,7 +229,7 @@ class Report:
             forgotten them; None: nothing was forgotten.
         repeats_after: events created later may be published again where retention has removed them,
             since neither index nor topic knows them; None: none may.
-        rebuilt: what was wrong with its index, which is rebuilt from the topic; None: nothing was.
+        rebuilt: why its index is rebuilt from the topic; None: it is not.
         took: seconds of a micro-batch from its begin until it was decided.
         latency: events published by their age when their transaction was committed, in the buckets
             of `LATENCY_BOUNDS`; none: nothing was published.

@@ -42,6 +42,6 @@ class Patience:
         left = self._since + OUTAGE - now
         if left <= 0:
             raise error
-        log.warning("%s: retrying for another %.0f s: %s", self._what, left, error.message)
+        log.warning("%s failed; retrying, giving up in %.0f s: %s", self._what, left, error.message)
         self._clock.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

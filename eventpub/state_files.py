@@ -91,9 +91,11 @@ def _mapped(error: OSError, path: Path) -> StateError:
     if error.errno == errno.EACCES and (owner := _owner(path)):
         return StateError(
             "state.not_writable",
-            f"{owner} runs the publisher, and this user may not use its files",
+            f"permission denied: it belongs to user {owner}",
             where=str(path),
-            suggestion=f"run the command as {owner} (sudo -u {owner} …)",
+            suggestion=f"run the command as {owner} (sudo -u {owner} …) if that user runs the"
+            " publisher; otherwise give this user write access, or set app.state_dir to another"
+            " folder",
         )
     return StateError(
         "state.not_writable",

@@ -124,7 +124,7 @@ def migrate(request: Request, sql: bool, yes: bool) -> Report:
     result = {"table": table, "statements": statements}
     if not statements:
         return Report("migrate", True, "the event table has all that it needs", result)
-    text = " ".join(statements)
+    text = ("\n" if sql else " ").join(statements)
     return Report("migrate", True, text if sql else f"done, {table} is ready: {text}", result)
 
 

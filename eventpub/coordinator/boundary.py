@@ -2,7 +2,7 @@
 
 A window ends at the database's *now − delay*, or at the `page_rows`-th row while there is a
 backlog, and below what open transactions may still hide, where they can be seen. Nobody else asks
-for open transactions: two that ask at the same pace see nothing new (see `store.Watermark`).
+for open transactions: two that ask at the same pace see nothing new (see `Watermark`).
 
 While there is a backlog, one reads the rows for all shards: each of them would have the database
 find every row, to be sent a part of them. A page's rows are as old as the answer: what commits
@@ -56,7 +56,7 @@ class PollResult:
         is_due: whether a hold that was asked for is due, and open transactions were polled for it.
         server: identity of the server that answered.
         open_since, hidden_since: as of `channel.Window`.
-        state, timed_out: as of `store.Watermark`.
+        state, timed_out: as of `sources.mysql.Watermark`.
         ended: ``(after, upto]``, µs, in which transactions wrote that have ended since, and whose
             rows windows may have passed.
         pause: seconds until the next poll is of use.
@@ -86,7 +86,7 @@ class Boundary:
     Args:
         partitions: of the topic, where rows are read for shards.
         until: nothing created after it is read, µs; None: there is no end.
-        hidden_since: as of `store.Watermark`.
+        hidden_since: as of `sources.mysql.Watermark`.
 
     Attributes:
         page_rows: most rows of the next window, of `[read]` at first.

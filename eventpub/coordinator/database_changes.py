@@ -109,7 +109,10 @@ class DatabaseChanges:
         self._say_watermark(result.state)
         seconds = self._recounting.clock_stepped(result.now, now)
         if seconds:
-            text = "the database's clock went back: until it catches up, the recount finds new rows"
+            text = (
+                "the database's clock went back; until it catches up, only the recount finds new"
+                " rows"
+            )
             if seconds > 0:
                 text = "the database's clock went ahead of this machine's: its seconds are counted"
                 text += " again"
@@ -125,9 +128,9 @@ class DatabaseChanges:
         self._progress.server = server
         if before:
             text = (
-                "another database server answers now: events only it has are published, those only"
-                " the old one had stay on the topic, and versions that differ become dead letters;"
-                " `eventpub verify` compares everything"
+                "another database server answers now: events that only it has are published,"
+                " events that only the old one had stay on the topic, and versions that differ"
+                " become dead letters; `eventpub verify` compares everything"
             )
             self._do(warning(text, before=before, now=server))
             self._recounting.everything(self._progress.time)

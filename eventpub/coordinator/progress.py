@@ -67,7 +67,7 @@ class Progress:
         time: the database's time of the last poll, µs.
         position: everything created at or before is accounted for, µs.
         lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
-        lag_events: how many there are; at most `lag.MOST_EVENTS`; -1: not known, as shown.
+        lag_events: how many there are; at most `workers.MOST_EVENTS`; -1: not known, as shown.
         ahead_seconds: by how much the newest event lies in the future; it is published when its
             time has come.
         rows_ahead: how many rows lie in the future; some 10,000 are counted at most.

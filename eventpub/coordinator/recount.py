@@ -217,7 +217,8 @@ class Recount:
     def not_counted(
         self, buckets: Iterable[int], pause: range = range(0), *, in_turn: bool = True
     ) -> None:
-        """What was `due`, or `late`, could not be counted: it is again, after a pause, µs."""
+        """Buckets that were `due`, or `late`, could not be counted: they are due again when the
+        pause, from and to a time in µs, is over."""
         for bucket in buckets:
             self._paused[bucket] = pause
             if in_turn:

@@ -27,7 +27,7 @@ COMMANDS = {
 
 _MOST_FAILURES = 2
 """Runners of a shard that may fail with a request under way. One failure says little; the more
-there are, the nearer is the one that ends the publisher (see `failures`)."""
+there are, the nearer is the one that ends the publisher (see `shards.Failures`)."""
 
 
 @dataclass

@@ -33,7 +33,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         positions µs on the database's clock. ``lag.seconds`` is the age below the boundary of the
         oldest event that is not published, held ones included; while the database does not answer
         it grows by the time since its last answer. ``lag.events`` is of those not read yet, at most
-        `lag.MOST_EVENTS`, and one for each aggregate that waits; null: not known, as while the
+        `workers.MOST_EVENTS`, and one for each aggregate that waits; null: not known, as while the
         database does not answer. Rates are events a second.
     """
     is_paused, paused_by = coordinator.pauses.is_paused, coordinator.pauses.paused_by

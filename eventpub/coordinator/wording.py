@@ -40,8 +40,7 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         yield warning(text, records=report.restored)
     shard = {"shard": report.shard}
     if report.rebuilt is not None:
-        text = "the index was damaged and is being rebuilt from the topic"
-        yield warning(text, damage=report.rebuilt, **shard)
+        yield warning("rebuilding the index from the topic", reason=report.rebuilt, **shard)
     if report.baseline is not None:
         text = "retention removed unread records: events created earlier count as published"
         yield warning(text, before=format_time(report.baseline), **shard)
@@ -55,9 +54,9 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
 def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str, zone: str | None) -> Log:
     """Rows are committed that were created before the horizon."""
     text = (
-        "rows older than recount.horizon were committed only now; those among the newest ids are"
+        "rows older than recount.horizon have just been committed; those with the newest ids are"
         f" published, others may be missed: {writers_zone(zone)}; if transactions last that long,"
-        " raise recount.horizon above that"
+        " raise recount.horizon"
     ) + ", or GRANT PROCESS" * (watermark == "denied")
     seconds = round((now - oldest) / 1e6)
     facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}

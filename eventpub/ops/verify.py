@@ -346,7 +346,7 @@ def _compared_range(
         if holds := progress.get("holds"):
             notes.append(
                 counted(holds, "aggregate is held", "aggregates are held")
-                + ": events of theirs are not published yet"
+                + ": some of their events are not published yet"
             )
     else:
         upto = store.now() - config.read.delay

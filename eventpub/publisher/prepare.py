@@ -294,7 +294,7 @@ def require_own(config: Config, state: StateDir, parts: Parts) -> bool:
 
     Raises:
         StateError: state.foreign
-        SinkError: as of `sink.topic_ids`.
+        SinkError: as of `topic_ids`.
     """
     topic, accepted = config.sink.topic, config.sink.accept_topic_id
     accepts_topic = bool(accepted) and topic_ids(parts.clients, [topic]).get(topic) == accepted
@@ -314,7 +314,7 @@ def require_known(config: Config, state: StateDir, parts: Parts) -> None:
 
     Raises:
         StateError: state.start_lost
-        SinkError: sink.side_topics_left, or as of `sink.oldest_events`.
+        SinkError: sink.side_topics_left, or as of `oldest_events`.
     """
     if not (state.identities() or state.indexed()):
         check_sides(parts.clients, sources_of(config.app.id, config.app.former_ids))

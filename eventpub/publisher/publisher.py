@@ -66,7 +66,7 @@ class Publisher:
                     state_dir=str(self._state.root),
                 )
             if others := self._state.not_requests():
-                text = "files that are no requests of this version are passed over"
+                text = "ignoring files in the requests folder that are no requests"
                 log.warning(text, folder=str(self._state.requests), files=others[:_MOST_NAMED])
             prepared = self._prepare()
             if prepared is None:

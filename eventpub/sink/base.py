@@ -1,10 +1,10 @@
 """The protocol `Sink`: where a shard's step publishes, and how it learns what is published.
 
 What every implementation promises, and `tests/sink/contract.py` checks: a batch becomes visible
-whole or not at all, whatever dies at whatever step; what is recovered is what is visible; from
-`ready` on an older owner publishes nothing; rows that are refused are named, and the others can go;
-offsets only grow; the rows of a key stay in their order; and an answer that leaves a doubt is an
-error. The twin in memory is `tests/twins/sink.py`.
+whole or not at all, whatever dies at whatever step; what is recovered is what is visible; an older
+owner publishes nothing; rows that are refused are named, and the others can go; offsets only grow;
+the rows of a key stay in their order; and an answer that leaves a doubt is an error. The twin in
+memory is `tests/twins/sink.py`.
 """
 
 from __future__ import annotations

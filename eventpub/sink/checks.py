@@ -219,7 +219,7 @@ def _replication(clients: Clients, cluster: Any, topics: Sequence[str]) -> list[
                 f"{brokers} cannot keep {sink.replication_factor} copies of the topics that run"
                 " creates",
                 f"set sink.replication_factor = {min(3, len(cluster.brokers))}, or create the"
-                " topics by yourself",
+                " topics yourself",
                 "sink.too_few_brokers",
             )
         )

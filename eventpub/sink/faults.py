@@ -278,7 +278,7 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
             f"the cluster has too few brokers for the replication factor ({says(error)})",
             where=f"sink.replication_factor = {sink.replication_factor}",
             suggestion="set sink.replication_factor to at most the number of brokers, or create"
-            " the topics by yourself",
+            " the topics yourself",
             retriable=True,
         )
     if code in AWAY:
@@ -356,7 +356,7 @@ def records_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int
     )
 
 
-def stalled(sink: config.Sink, error: KafkaError, seconds: float) -> SinkError:
+def stalled(error: KafkaError, seconds: float) -> SinkError:
     """The broker has ended a transaction that was open for too long."""
     return SinkError(
         "sink.transaction_expired",

@@ -100,7 +100,9 @@ class Settling:
             if not (hidden := [span for span in spans if not self._is_visible(span)]):
                 return
             places = sorted({span.place for span in hidden})
-            log.warning("publishing again what a broker has left open or discarded: %s", places)
+            log.warning(
+                "republishing committed records that the broker left open or discarded: %s", places
+            )
             self._publish_again(hidden)
 
     def _left_open(self) -> list[_Span]:

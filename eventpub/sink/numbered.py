@@ -1,7 +1,7 @@
 """Batches with numbers, each published once by any of the tasks that Spark may run for it.
 
 A task publishes its rows in one transaction, with a marker on a compacted topic, under the key
-``<id>/<task>``; see `NumberedSink._marker`. A task that finds the marker of its batch has been run
+``<id>/<task>``; see `_marker`. A task that finds the marker of its batch has been run
 before. What must hold:
 
 - a task fences every older attempt (its transactional id is that of its number) before it reads the
@@ -108,7 +108,7 @@ class Outcome:
 
     Attributes:
         is_new: whether this attempt has published them.
-        marker: as of `NumberedSink._marker`; None: there are no rows.
+        marker: as of `_marker`; None: there are no rows.
     """
 
     is_new: bool
@@ -370,7 +370,12 @@ class NumberedSink:
                 return
             waited = self._clients.clock.monotonic() - began
             if not waited:
-                log.warning("batch %d is repeated; waiting for tasks %s", batch, waiting)
+                log.warning(
+                    "batch %d is repeated; waiting until tasks %s, published by an"
+                    " earlier run, have confirmed their rows",
+                    batch,
+                    waiting,
+                )
             if waited > _CONFIRMED_WITHIN:
                 raise self._errors.unconfirmed(numbered, waiting, waited)
             self._clients.clock.sleep(0.2)

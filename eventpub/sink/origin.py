@@ -57,7 +57,7 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
     name = (headers.get(records.SOURCE) or b"").decode(errors="replace")
     return SinkError(
         "sink.other_publisher",
-        f"a publisher with the app.id {name!r} has written to this topic, too:"
+        f"a publisher with the app.id {name!r} has also written to this topic:"
         f" {message.topic()}[{message.partition()}], offset {message.offset()}",
         where=f"topic {sink.topic}",
         suggestion="a topic must be its publisher's own: give each another sink.topic and"

@@ -67,9 +67,9 @@ class Refusing:
             f"batch {numbered.batch} is to be published, but batch {published} of this query"
             " already was: its checkpoint is older than the topic; nothing was published",
             where=f"option id = {self.id}, query {numbered.query}",
-            suggestion="if the checkpoint was restored from a backup: start with a new checkpoint"
-            f" and the option after_query = {numbered.query}, from a source that begins with what"
-            " is not on the topic. If it comes from a stalled attempt, ignore it",
+            suggestion="if the checkpoint was restored from a backup: start with a new"
+            f" checkpoint and the option after_query = {numbered.query}, from a source that"
+            " begins with what is not on the topic. If a stalled attempt reports this, ignore it",
         )
 
     def too_many(self, reason: str) -> SinkError:

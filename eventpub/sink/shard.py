@@ -1,8 +1,8 @@
 """The sink of one shard: a batch becomes visible whole, once, or not at all.
 
-Created fresh for each task, since Spark's workers are not sticky; ownership is by fencing. What
-must hold: nothing is produced outside a partition of the shard, and nothing is committed where
-something of ours was not read. `transaction` has the steps of one transaction.
+Ownership is by fencing. What must hold: nothing is produced outside a partition of the shard, and
+nothing is committed where something of ours was not read. `transaction` has the steps of one
+transaction.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ class ShardSink:
         client.log.warning(
             "%s[%d] was read back to offset %d, but has records of this publisher after it (at"
             " %d): either a broker answered that no longer leads the partition, such as one cut"
-            " off from the others, or a second publisher with this app.id runs with another number"
-            " of shards. Nothing is published until the topic has been read back again",
+            " off from the others, or a second publisher with this app.id runs with a different"
+            " number of shards. Nothing is published until the topic has been read back again",
             own.topic(),
             own.partition(),
             unread[own.topic(), own.partition()][0],

@@ -290,5 +290,5 @@ class Transactions:
         mapped = faults.fault(error, doing, self._sink)
         waited = self._clock.monotonic() - self._began
         if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:
-            return faults.stalled(self._sink, error, waited)
+            return faults.stalled(error, waited)
         return mapped

@@ -64,7 +64,7 @@ class Driver:
     def _waited(self, do: Callable[[], T]) -> T:
         """What `do` returns; while the database or the state's location is away, it is tried again:
         an error would end the query, and Spark does not start it again."""
-        patience = Patience("asking the database and the state's location")
+        patience = Patience("planning a batch")
         while True:
             try:
                 return do()

@@ -70,7 +70,7 @@ class Journals:
 
     Args:
         place: the shared location.
-        query: the identity of the query's checkpoint; see `planner.Plan`.
+        query: the identity of the query's checkpoint; see `plan.Plan`.
     """
 
     def __init__(self, place: Place, query: str) -> None:

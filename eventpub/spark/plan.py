@@ -26,8 +26,8 @@ class Plan:
         open_since, hidden_since, uncounted_since: as of `channel.Window`.
         unpublished_since: nothing that may be unpublished below `upto` was created at or before,
             but for holds; None: nothing is known to be.
-        compare: number of the last comparison of the recount, and its buckets if it is to be done.
-        compared: whether this batch does it.
+        comparison: number of the recount's last comparison.
+        buckets: what this batch compares; empty: nothing.
         newest: as of `NewestRows.last`.
         server: identity of the database server that was read; "": not known.
         most_bytes: after so many bytes of rows a task leaves the rest of its window to the next. Of

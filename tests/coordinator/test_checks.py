@@ -157,8 +157,8 @@ class TestWhatIsWatched:
         assert [line.facts for line in life.lines("gap skipped")] == [gap]
         assert [line.facts for line in life.lines("dead-letter topic")] == [dead]
         life.reports(lanes[0], done=1, position=at(2_000), rebuilt="checksum", published=9)
-        [line] = life.lines("index was damaged")
-        assert line.facts["damage"] == "checksum"
+        [line] = life.lines("rebuilding the index")
+        assert line.facts["reason"] == "checksum"
         assert life.coordinator.progress.published == 9
         assert life.coordinator.progress.dead == 1
 

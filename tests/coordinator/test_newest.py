@@ -48,7 +48,7 @@ def test_rows_that_keep_being_born_in_the_past_stop_the_publisher() -> None:
     assert error.code == "store.rows_in_past"
     assert "store.time_zone" in str(error.suggestion)
     error = watch.newest.error(watch.now, "shop.events", None)
-    assert "SET time_zone to the zone of the times that they write" in str(error.suggestion)
+    assert "SET time_zone to the zone of the values they write" in str(error.suggestion)
     assert "store.time_zone" not in str(error.suggestion), "a TIMESTAMP is read in UTC"
 
 

@@ -194,7 +194,7 @@ def test_a12_a_damaged_index_is_set_aside_and_it_is_said(
     commit(database, version + 1)
     publisher.start()
     publisher.until_published("a-3", [*range(1, version + 2)], 60)
-    publisher.until_said("the index was damaged and is being rebuilt from the topic")
+    publisher.until_said("rebuilding the index from the topic")
     publisher.until_said("start.json was lost")
     publisher.until_said("other users had access")
     for path in [publisher.state, *publisher.state.rglob("*")]:

@@ -199,7 +199,7 @@ def _not_unique(subject: _Subject) -> _Finding:
     said += f"; no unique key is possible: {why}"
     if table.repeated(roles.key):
         rows = statements.repeated(subject.layout)
-        return "warn", said, f"find out which of these rows has a wrong key: {rows}"
+        return "warn", said, f"find the row with the wrong key: {rows}"
     return "warn", said, "make sure that writers write a version once"
 
 
@@ -252,7 +252,7 @@ def _versions(subject: _Subject, found: Versions) -> _Finding:
         )
     if found.with_holes:
         many = counted(found.with_several, "aggregate")
-        return "ok", f"consecutive, but in {found.with_holes} of {many} with several events"
+        return "ok", f"consecutive, except in {found.with_holes} of {many} with several events"
     return "ok", "consecutive within each aggregate"
 
 
@@ -341,7 +341,7 @@ def _time_zone(subject: _Subject) -> Check:
     name, layout = "event store: time zone", subject.layout
     zone = layout.zone
     [(now, newest)] = run(subject.table.connection, statements.now_and_newest_time(layout))
-    said = "TIMESTAMP: no time zone matters where the database sets it"
+    said = "TIMESTAMP: the time zone does not matter as long as the database sets the value"
     if zone:
         hours, minutes = divmod(abs(zone.local(now) - now) // 60_000_000, 60)
         sign = "-" if zone.local(now) < now else "+"

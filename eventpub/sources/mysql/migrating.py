@@ -39,13 +39,19 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 def would_execute(config: Store) -> list[str]:
-    """What `migrate` would execute.
+    """What `migrate` would execute; of a database that cannot be reached, what makes the table.
 
     Raises:
-        StoreError: the database cannot be reached or refused a query, or the table holds something
-            else.
+        StoreError: the database refused a query, or the table holds something else.
     """
-    with closing(connect(config)) as connection, mapped(_where(config)):
+    try:
+        connection = connect(config)
+    except StoreError as error:
+        if error.code != "store.unreachable":
+            raise
+        log.warning("the database cannot be reached", error=error.message)
+        return ["-- without looking at a database", create_table(config, mariadb=False)]
+    with closing(connection), mapped(_where(config)):
         return missing(config, connection)
 
 

@@ -222,8 +222,8 @@ def writers_zone(zone: str | None) -> str:
     """
     if zone is None:
         return (
-            "if writers set create_time themselves: have their sessions SET time_zone to the zone"
-            " of the times that they write, or leave the column to its default"
+            "if writers set create_time themselves, have their sessions SET time_zone to the"
+            " zone of the values they write, or let the column take its default"
         )
     return (
         "if the writers' sessions use another time zone: set store.time_zone to it, or have them"
