@@ -318,7 +318,8 @@ class StateDir:
             files.sort(key=lambda file: file.stat().st_mtime_ns)
         except FileNotFoundError:  # answered at this moment
             return []
-        return [(file, _request(self.read(file), file)) for file in files]
+        own = {file for file in files if file.suffix == ".json" and file.is_file()}
+        return [(f, _request(self.read(f), f) if f in own else None) for f in files]
 
     def withdraw(self, request: Request) -> bool:
         """Take a request back; False where it was answered before.

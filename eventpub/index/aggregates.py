@@ -229,7 +229,9 @@ class Aggregates(Facts):
             ),
             offsets,
             now,
-            refused={a: [*known.refused.get(a, ()), *more] for a, more in (refused or {}).items()},
+            refused={
+                a: sorted({*known.refused.get(a, ()), *more}) for a, more in (refused or {}).items()
+            },
             contents=self._with_known(contents or {}),
         )
 

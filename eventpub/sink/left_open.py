@@ -22,7 +22,7 @@ from eventpub.sink.missing_markers import PartitionId, again
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
 from eventpub.sink.topics import list_offsets, open_below
-from eventpub.sink.transaction import Transactions
+from eventpub.sink.transaction import PROBE, Transactions
 
 Written = dict[str, dict[str, list[int]]]
 """By topic and partition: first offset, the next after the last, and number of records."""
@@ -126,12 +126,23 @@ class Settling:
         return held
 
     def _is_visible(self, span: _Span) -> bool:
-        """Whether its last record is, if retention has left it; waits for what others have open."""
+        """Whether its last record is, or is not there any more; waits for what others have open.
+
+        An account that may not read the topic is believed that it is.
+        """
         low = list_offsets(self._clients, [span.place], "earliest")[span.place]
         last = {span.place: (span.end - 1, span.end)}
         if low >= span.end:
             return True
-        return any(iter_ranges(self._clients, last, committed=True, few=True))
+        try:
+            return any(iter_ranges(self._clients, last, committed=True, few=True)) or not any(
+                iter_ranges(self._clients, last, committed=False, few=True)
+            )
+        except SinkError as error:
+            if error.code != "sink.not_authorized":
+                raise
+            log.warning("cannot check what was published: %s", error)
+            return True
 
     def _publish_again(self, hidden: list[_Span]) -> None:
         """In one transaction, with the markers, which say where it is from then on."""
@@ -174,7 +185,12 @@ class Settling:
         ranges = {place: (min(s.first for s in spans), max(s.end for s in spans))}
         seen = {m.offset() for m in iter_ranges(self._clients, ranges, committed=True)}
         every = iter_ranges(self._clients, ranges, committed=False)
-        lost = [message for message in every if message.offset() not in seen]
+        own = (m for m in every if any(s.first <= m.offset() < s.end for s in spans))
+        lost = [
+            message
+            for message in own
+            if message.offset() not in seen and PROBE[0] not in dict(message.headers() or ())
+        ]
         expected = sum(span.count for span in spans)
         if len(lost) == expected:
             return lost

@@ -234,11 +234,5 @@ def undecided(
 
 def again(message: Any) -> records.Record:
     """The record that a message was."""
-    key = message.key()
-    return records.Record(
-        None if key is None else key.decode(),
-        message.value(),
-        message.partition(),
-        message.timestamp()[1],
-        message.headers() or [],
-    )
+    place, (_, created) = message.partition(), message.timestamp()
+    return records.Record(message.key(), message.value(), place, created, message.headers() or [])

@@ -31,7 +31,6 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.failpoint import failpoint
 from eventpub.patience import Patience
-from eventpub.sink import faults
 from eventpub.sink.base import no_crash
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
@@ -40,7 +39,7 @@ from eventpub.sink.markers import Marker, Markers
 from eventpub.sink.missing_markers import PartitionId, require_none_left_open
 from eventpub.sink.owned_producer import Caution, OwnedProducer, fence_all
 from eventpub.sink.refusals import RecordRefusedError, Refusals, Refused
-from eventpub.sink.refusing import Refusing
+from eventpub.sink.refusing import Numbered, Refusing
 from eventpub.sink.topics import partition_counts
 from eventpub.sink.transaction import Transactions
 
@@ -81,25 +80,6 @@ class Parts(Protocol):
 
     def digest(self) -> str:
         """Hash of the set of rows, however they are divided; waits for the last row."""
-
-
-@dataclass(frozen=True)
-class Numbered:
-    """One task's part of a batch.
-
-    Attributes:
-        query: the query's id, as Spark keeps it in the checkpoint.
-        batch: the number of the batch, from 0.
-        task: the number of the task, from 0.
-        is_repeated: whether there may have been another attempt.
-        run: names this start of the query; "": a start always divides rows as the one before.
-    """
-
-    query: str
-    batch: int
-    task: int
-    is_repeated: bool = False
-    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -238,22 +218,27 @@ class NumberedSink:
             SinkError: sink.not_visible, …
         """
         patience = Patience("checking what a batch has published", self._clients.clock)
+        has_failed = False
         while published:
             try:
+                if has_failed:  # anywhere
+                    [(query, batch), *_] = {(m["query"], m["batch"]) for m in published.values()}
+                    published |= _of_batch(self.markers.back_to(query, batch), query, batch)
+                    repeated = [*published]
                 Settling(self._clients, self._id, self.markers, published, repeated).run()
                 return
             except SinkError as error:
                 if not error.retriable:
                     raise
+                has_failed = True
                 patience.wait(error)
-            [(query, batch), *_] = {(m["query"], m["batch"]) for m in published.values()}
-            published |= _of_batch(self.markers.back_to(query, batch), query, batch)
-            repeated = [*published]  # the last attempt may have ended anywhere
 
     def _try(self, numbered: Numbered, parts: Parts, refusals: Refusals) -> Outcome:
         number, before = numbered.task, (numbered.query, numbered.batch)
         if numbered.batch == 0:  # before any producer of another query is fenced
             self._own_marker(numbered, parts, self.markers.back_to(*before))
+        if numbered.is_repeated and parts.has_rows and not self._reads_back:
+            self._end_left_open(number)
         with closing(OwnedProducer(self._clients, self._id, number)) as owned:
             owned.ready()
             failpoint("after_take")
@@ -264,7 +249,7 @@ class NumberedSink:
             transactions = Transactions(self._clients, partitions or 1, owned)
             marker = self._own_marker(numbered, parts, markers)
             if marker is not None:
-                if marker["run"] != numbered.run:
+                if marker.get("run") != numbered.run:
                     marker["run"] = numbered.run
                     transactions.run([self.markers.batch({number: marker})], no_crash)
                 return Outcome(False, marker)
@@ -273,17 +258,21 @@ class NumberedSink:
                 return Outcome(False, None)
             if numbered.run:
                 self._wait_for_confirmed(numbered, markers)
-            if numbered.is_repeated and not self._reads_back:
-                places = [(self._sink.topic, n) for n in range(partitions)]
-                end_own(self._clients, transactions, places)
-            if owned.needs_replacement:
-                raise faults.aborted(None, self._sink)
             mine = (m["refused"] for key, m in markers if key == f"{self._id}/{number}")
             refusals.before = next(mine, 0)
             marker = _marker(numbered)
             batches = self._batches(marker, parts, refusals, numbered, owned.caution)
             transactions.run(batches, failpoint)
         return Outcome(True, marker)
+
+    def _end_left_open(self, number: int) -> None:
+        """End what a former attempt of a task has left open, by a producer that does nothing else:
+        an abort may leave a doubt."""
+        topics = {t: self.partitions.get(t, 0) for t in self._sink.topics}
+        with closing(OwnedProducer(self._clients, self._id, number)) as owned:
+            owned.ready()
+            places = [(topic, n) for topic, count in topics.items() for n in range(count)]
+            end_own(self._clients, Transactions(self._clients, 1, owned), places)
 
     def _batches(
         self,
@@ -352,7 +341,7 @@ class NumberedSink:
                 return None
             if key == f"{self._id}/{numbered.task}":
                 if marker["digest"] != parts.digest():
-                    raise self._errors.changed(numbered, marker["rows"], parts.rows)
+                    raise self._errors.changed(numbered, marker.get("rows", 0), parts.rows)
                 return marker
         return None
 
@@ -366,7 +355,7 @@ class NumberedSink:
         query, batch = numbered.query, numbered.batch
         while True:
             others = _of_batch(markers, query, batch).items()
-            if not (waiting := sorted(task for task, m in others if m["run"] != numbered.run)):
+            if not (waiting := sorted(task for task, m in others if m.get("run") != numbered.run)):
                 return
             waited = self._clients.clock.monotonic() - began
             if not waited:

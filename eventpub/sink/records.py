@@ -64,7 +64,7 @@ _NO_NUL = "\ufffd"
 class Record:
     """One Kafka record as it is produced; `timestamp` in milliseconds."""
 
-    key: str | None
+    key: str | bytes | None
     value: bytes | None
     partition: int
     timestamp: int

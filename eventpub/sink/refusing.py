@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from eventpub import config
 from eventpub.errors import SinkError
-
-if TYPE_CHECKING:
-    from eventpub.sink.numbered import Numbered
 
 _SAME_ROWS = (
     "a repeated batch must have the same rows in the same tasks: use a replayable source, and start"
     " the query with as many cores and partitions as before (with the source rate, set"
     " numPartitions; after a shuffle, spark.sql.shuffle.partitions)"
 )
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """One task's part of a batch.
+
+    Attributes:
+        query: the query's id, as Spark keeps it in the checkpoint.
+        batch: the number of the batch, from 0.
+        task: the number of the task, from 0.
+        is_repeated: whether there may have been another attempt.
+        run: names this start of the query; "": a start always divides rows as the one before.
+    """
+
+    query: str
+    batch: int
+    task: int
+    is_repeated: bool = False
+    run: str = ""
 
 
 @dataclass(frozen=True)

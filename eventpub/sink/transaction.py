@@ -20,8 +20,11 @@ from eventpub.sink.base import CrashPoint, no_crash
 from eventpub.sink.batch import Batch, Producing
 from eventpub.sink.client import Clients
 from eventpub.sink.owned_producer import OwnedProducer
-from eventpub.sink.records import Record
+from eventpub.sink.records import Header, Record
 from eventpub.sink.refusals import RecordRefusedError
+
+PROBE: Header = ("eventpub_probe", "1")
+"""Of a record that is aborted on purpose: readers of what is not committed see it."""
 
 COMMIT_TIMEOUT = 30.0
 """Seconds until a commit without an answer is given up as indefinite."""
@@ -93,7 +96,7 @@ class Transactions:
         if self._owned.needs_replacement:
             raise faults.aborted(None, self._sink)
         now = int(self._clock.time() * 1000)
-        batch = Batch({}, [(t, Record("", b"", p, now, [])) for t, p in sorted(places)])
+        batch = Batch({}, [(t, Record("", b"", p, now, [PROBE])) for t, p in sorted(places)])
         self._begin()
         self._produce(batch, no_crash)
         self._flush(batch)

@@ -106,7 +106,7 @@ def test_writers_who_give_a_timestamp_of_another_zone_are_seen(
     monkeypatch.setattr("eventpub.sources.mysql.checking.time.sleep", writing)
     check = found(config)["time zone"]
     assert (check.status, check.code) == ("wrong", "store.rows_in_past")
-    assert "zone of the times that they write" in str(check.suggestion)
+    assert "zone of the values they write" in str(check.suggestion)
 
 
 @both

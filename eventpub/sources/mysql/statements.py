@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from tempfile import SpooledTemporaryFile
+from pathlib import Path
+from tempfile import SpooledTemporaryFile, gettempdir
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from eventpub.private_apis.packets import Columns
 from eventpub.sources.base import RowSeen
 from eventpub.sources.mysql.layout import Layout
 from eventpub.sources.mysql.table import SLICES
+from eventpub.state_files import mapping
 
 _EPOCH = datetime(1970, 1, 1)
 _DATETIMES = -30_610_224_000_000_000, 253_402_300_799_999_999  # 1000-01-01 to 9999-12-31
@@ -251,12 +253,17 @@ def keys_batch(
 
 
 def spooled(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """The same, when all have come: of more than so many bytes on the disk, in `TMPDIR`."""
+    """The same, when all have come: of more than so many bytes on the disk, in `TMPDIR`.
+
+    Raises:
+        StateError: state.disk_full, state.not_writable
+    """
     with SpooledTemporaryFile(most) as file:
         writer: Any = None
         for batch in batches:
-            writer = writer or pa.ipc.new_stream(file, batch.schema)
-            writer.write_batch(batch)
+            with mapping(Path(gettempdir())):
+                writer = writer or pa.ipc.new_stream(file, batch.schema)
+                writer.write_batch(batch)
         if writer is not None:
             writer.close()
             file.seek(0)

@@ -1,0 +1,117 @@
+"""What a user's query does about its own transactions that a broker has left open: the decisions.
+
+`test_missing_markers.py` does the same with a broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from eventpub import config, patience
+from eventpub.errors import SinkError
+from eventpub.sink import left_open, numbered
+from eventpub.sink.client import Clients
+from eventpub.sink.missing_markers import again
+from eventpub.sink.transaction import PROBE
+
+SINK = config.Sink(topic="orders", bootstrap_servers="127.0.0.1:1")
+
+
+@dataclass
+class Message:
+    at: int
+    headers_: list[tuple[str, Any]] = field(default_factory=list)
+    key_: bytes = b"\xff\x00"
+
+    def offset(self) -> int:
+        return self.at
+
+    def headers(self) -> list[tuple[str, Any]]:
+        return self.headers_
+
+    def key(self) -> bytes:
+        return self.key_
+
+    def value(self) -> bytes:
+        return b"v"
+
+    def partition(self) -> int:
+        return 0
+
+    def timestamp(self) -> tuple[int, int]:
+        return (1, 1000)
+
+
+def settling(
+    monkeypatch: pytest.MonkeyPatch, there: list[Message], visible: set[int], **marker: Any
+) -> left_open.Settling:
+    def ranges(
+        _: Any, asked: dict[Any, tuple[int, int]], *, committed: bool, few: bool = False
+    ) -> Iterator[Message]:
+        del few
+        [(first, end)] = asked.values()
+        for message in there:
+            if first <= message.at < end and (message.at in visible or not committed):
+                yield message
+
+    monkeypatch.setattr(left_open, "iter_ranges", ranges)
+    monkeypatch.setattr(left_open, "list_offsets", lambda _, places, *__, **___: {places[0]: 0})
+    return left_open.Settling(Clients(SINK), "app", Mock(), marker, [])
+
+
+def span(first: int, end: int, count: int, task: int = 0) -> left_open._Span:
+    return left_open._Span(task, ("orders", 0), first, end, count)
+
+
+def test_what_lies_between_the_parts_of_a_batch_is_not_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An attempt that was aborted between them, and a probe within one."""
+    probe = Message(2, [PROBE])
+    there = [Message(0), Message(1), probe, Message(3), Message(4), Message(5), Message(6)]
+    found = settling(monkeypatch, there, set())._lost([span(0, 4, 3), span(6, 7, 1, task=1)])
+    assert [message.offset() for message in found] == [0, 1, 3, 6]
+
+
+def test_a_record_that_others_have_within_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SinkError) as caught:
+        settling(monkeypatch, [Message(0), Message(1)], set())._lost([span(0, 2, 1)])
+    assert caught.value.code == "sink.not_visible"
+
+
+def test_what_is_not_there_at_all_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the topic is compacted."""
+    made = settling(monkeypatch, [Message(0)], set())
+    assert not made._is_visible(span(0, 1, 1))
+    assert made._is_visible(span(0, 5, 5))
+
+
+def test_a_topic_that_may_not_be_read_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = settling(monkeypatch, [], set())
+
+    def refused(*_: Any, **__: Any) -> Iterator[Message]:
+        raise SinkError("sink.not_authorized", "no")
+
+    monkeypatch.setattr(left_open, "iter_ranges", refused)
+    assert made._is_visible(span(0, 1, 1))
+
+
+def test_a_key_that_is_no_text_is_published_as_it_was() -> None:
+    assert again(Message(0)).key == b"\xff\x00"
+
+
+def test_a_broker_that_stays_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the query at the second question."""
+    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.01)
+    away = SinkError("sink.unreachable", "no answer", retriable=True)
+    runs = Mock(side_effect=[away, None])
+    monkeypatch.setattr(numbered, "Settling", lambda *_: Mock(run=runs))
+    sink = numbered.NumberedSink(Clients(SINK), "app")
+    sink.markers = Mock(back_to=Mock(side_effect=[away, away, []]))
+    sink.settle({0: {"query": "q", "batch": 1}}, [])
+    assert (runs.call_count, sink.markers.back_to.call_count) == (2, 3)
