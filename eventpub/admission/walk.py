@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from eventpub.admission.batch import Batch, Rules
-from eventpub.admission.model import NO_TIME, Hold, Seen, SkippedGap, Versions
+from eventpub.admission.model import NO_TIME, Hold, Rewritten, Seen, SkippedGap, Versions
 
 
 @dataclass
@@ -87,6 +87,8 @@ class Walker:
             version = behind
         self._note(walk, version, gap)
         if version - 1 != last or walk.is_first_sight:
+            if hold is not None and not hold.catching_up:
+                self._note_rewritten(hold, last, available)
             self._remember(walk, version - 1, available.get(version - 1), taken)
         self._batch.decision.counts.held += sum(1 for v in walk.rows if v >= version)
         self._take(taken)
@@ -175,6 +177,17 @@ class Walker:
             counts.gaps_filled += not skipped
         if gap is not None or hold is not None:
             self._batch.decision.holds[walk.aggregate_id] = gap
+
+    def _note_rewritten(self, hold: Hold, last: int, available: dict[int, int]) -> None:
+        """If what was held is gone, the store was restored: versions up to the last may be written
+        anew, and read only after newer ones, which were waited for and are published now."""
+        batch, a = self._batch, hold.aggregate_id
+        before = batch.decision.rewritten.get(a)
+        held = (int(self._created[r]) for v, r in available.items() if v > hold.first_missing)
+        newest = batch.known.times.get(a, batch.unknown_time) >> 1
+        if newest != NO_TIME >> 1 and min(held, default=hold.since + 1) > hold.since:
+            since = max([newest, *self._steady[batch.late].tolist()])
+            batch.decision.rewritten[a] = Rewritten(since, last, before.decided if before else ())
 
     def _remember(self, walk: Walk, last: int, row: int | None, taken: list[int]) -> None:
         """The last version, the row of which is `row`, and when its rows were created."""

@@ -493,6 +493,22 @@ def test_a_version_is_refused_again_after_the_store_was_restored_again() -> None
     assert world.refused == [("a", 4), ("a", 5)] * 2
 
 
+def test_a_version_written_anew_is_refused_behind_newer_ones_that_an_old_hold_fetched() -> None:
+    """Version 3 waited when the store was restored, and nothing else tells that it was."""
+    world = World(Rules(backoff_base=10))
+    world.commit("a", 1, at=1)
+    world.commit("a", 3, at=3)
+    world.see(now=5)
+    world.store.clear()
+    for version in (1, 2):
+        world.commit("a", version, at=version + 20)
+    world.later(1000)
+    for _ in range(2):
+        world.see(after=5)
+    assert world.topic == [("a", 1), ("a", 2)]
+    assert world.refused == [("a", 1)]
+
+
 def test_the_same_rows_in_any_order_of_times_are_never_conflicts() -> None:
     """Commits in reverse order, a skipped gap whose event turns up, a baseline."""
     world = World(Rules(max_backoff=1, backoff_base=10), baseline=5)

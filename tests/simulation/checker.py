@@ -363,22 +363,19 @@ def _is_baseline(world: World, key: tuple[str, int], start: int, *, undone: bool
 def _is_hidden(world: World, key: tuple[str, int], row: Row) -> bool:
     """Whether a version that was written anew committed behind a newer one, and no time tells it.
 
-    What tells events of one version apart is the newest time of their aggregate. Of an aggregate
-    that waited for a version, newer ones are published as soon as that is there: ahead of what
-    committed together with it, and of the window. Of one transaction that stayed open, the window
-    shows what is young, and the recount the rest of it later. Where a whole shard waits for a
-    version, so does what committed before it.
+    What tells events of one version apart is the newest time of their aggregate. Of one transaction
+    that stayed open, the window shows what is young, and the recount the rest of it later. Where a
+    whole shard waits for a version, so does what committed before it.
     """
     there = [other for other in world.committed.values() if other.aggregate_id == key[0]]
     gone = [other for (a, _), undone in world.undone.items() if a == key[0] for other in undone]
-    together = row.late or any(_has_waited_for_version(other, [*there, *gone]) for other in gone)
     holds_shard = world.setup.policy == "hold_shard"
     return key in world.undone and any(
         other.version > key[1]
         and other.create_time >= row.create_time
         and (
             other.committed < row.committed
-            or (together and other.committed == row.committed)
+            or (row.late and other.committed == row.committed)
             or (holds_shard and _has_waited_for_version(other, there))
         )
         for other in [*there, *gone]
