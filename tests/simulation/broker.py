@@ -82,14 +82,14 @@ class Message:
     def __init__(
         self,
         place: PartitionId,
-        key: str | None,
+        key: str | bytes | None,
         value: bytes | None,
         headers: list[Any],
         error: KafkaError | None = None,
         offset: int = -1,
     ) -> None:
         self._place = place
-        self._key = None if key is None else key.encode()
+        self._key = key.encode() if isinstance(key, str) else key
         self._value = value
         self._headers = [(k, v.encode() if isinstance(v, str) else v) for k, v in headers]
         self._error = error
@@ -412,7 +412,7 @@ class Producer:
         self,
         topic: str,
         value: bytes | None,
-        key: str | None,
+        key: str | bytes | None,
         partition: int,
         callback: Callable[..., None] | None,
         on_delivery: Callable[..., None] | None,
