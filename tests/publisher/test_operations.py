@@ -161,7 +161,8 @@ class TestStatus:
         database.execute("RENAME TABLE elsewhere TO events")
         publisher.start()
         status_of(publisher)
-        eventually((publisher.state / "status.json").exists, 30)
+        kept = publisher.state / "status.json"  # of the start that failed, for a moment
+        eventually(lambda: json.loads(kept.read_text())["state"] != "stopped", 30)
         publisher.kill()
         _, answer = command(publisher, "status")
         assert "it was killed" in answer["summary"]
