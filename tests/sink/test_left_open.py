@@ -48,7 +48,7 @@ class Message:
 
 
 def settling(
-    monkeypatch: pytest.MonkeyPatch, there: list[Message], visible: set[int], **marker: Any
+    monkeypatch: pytest.MonkeyPatch, there: list[Message], visible: set[int]
 ) -> left_open.Settling:
     def ranges(
         _: Any, asked: dict[Any, tuple[int, int]], *, committed: bool, few: bool = False
@@ -61,7 +61,7 @@ def settling(
 
     monkeypatch.setattr(left_open, "iter_ranges", ranges)
     monkeypatch.setattr(left_open, "list_offsets", lambda _, places, *__, **___: {places[0]: 0})
-    return left_open.Settling(Clients(SINK), "app", Mock(), marker, [])
+    return left_open.Settling(Clients(SINK), "app", Mock(), {}, [])
 
 
 def span(first: int, end: int, count: int, task: int = 0) -> left_open._Span:

@@ -25,6 +25,7 @@ from eventpub.sink.layout import check_topics
 from eventpub.sink.missing_markers import MissingMarkerError, PartitionId, Written
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.records import SOURCE, Record
+from eventpub.sink.refusing import Numbered
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets, open_below
 from eventpub.sink.transaction import Transactions
@@ -336,7 +337,7 @@ def test_a_repeated_task_ends_what_its_former_attempt_has_left_open(
     """The next commit would take it along, and the rows of the attempt would be there twice."""
     assert left_open
 
-    repeated = numbered.Numbered("q1", 0, 0, is_repeated=True)
+    repeated = Numbered("q1", 0, 0, is_repeated=True)
     done = numbered.NumberedSink(Clients(sink), APP).publish(repeated, Parts(sink, THIRD))
     assert done.is_new
     assert_published_once(own_broker.open, sink.topic, FIRST, THIRD)
@@ -392,10 +393,10 @@ def test_a_broker_that_dies_before_it_has_written_the_markers_of_a_task(
     sink = settings(topic_name, killed.open)
     check_topics(Clients(sink))
     first = numbered.NumberedSink(Clients(sink), APP)
-    first.publish(numbered.Numbered("q1", 0, 0), Parts(sink, FIRST))
+    first.publish(Numbered("q1", 0, 0), Parts(sink, FIRST))
     eventually(lambda: open_transactions(killed.open, topic_name) == [])
     killed.to_itself.strike_next(WRITE_TXN_MARKERS, "held")
-    done = first.publish(numbered.Numbered("q1", 1, 0), Parts(sink, SECOND))
+    done = first.publish(Numbered("q1", 1, 0), Parts(sink, SECOND))
     eventually(lambda: killed.to_itself.has_struck)
     killed.server.kill()
     killed.to_itself.drop()
@@ -404,8 +405,6 @@ def test_a_broker_that_dies_before_it_has_written_the_markers_of_a_task(
     assert done.marker is not None
     second = numbered.NumberedSink(Clients(sink), APP)
     second.settle({0: done.marker}, [])
-    assert not second.publish(
-        numbered.Numbered("q1", 1, 0, is_repeated=True), Parts(sink, SECOND)
-    ).is_new
-    second.publish(numbered.Numbered("q1", 2, 0), Parts(sink, THIRD))
+    assert not second.publish(Numbered("q1", 1, 0, is_repeated=True), Parts(sink, SECOND)).is_new
+    second.publish(Numbered("q1", 2, 0), Parts(sink, THIRD))
     assert_published_once(killed.open, topic_name, FIRST, SECOND, THIRD)
