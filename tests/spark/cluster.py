@@ -39,11 +39,10 @@ class Cluster:
         found = []
         for worker in self._workers:
             with suppress(psutil.NoSuchProcess):
-                found += [
-                    child
-                    for child in psutil.Process(worker.pid).children(recursive=True)
-                    if _EXECUTOR in " ".join(child.cmdline())
-                ]
+                for child in psutil.Process(worker.pid).children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):  # or a zombie
+                        if _EXECUTOR in " ".join(child.cmdline()):
+                            found.append(child)
         return found
 
     def kill_one(self, chance: random.Random) -> bool:
