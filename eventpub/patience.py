@@ -13,6 +13,9 @@ OUTAGE = 600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 """Seconds before a retry; twice as many each time."""
 
+_SAID_EVERY = 60.0
+"""Seconds between two lines about one piece of work."""
+
 log = logging.getLogger("eventpub")
 
 
@@ -27,6 +30,7 @@ class Patience:
         self._what, self._clock = what, clock
         self._pause = _FIRST_PAUSE
         self._since: float | None = None
+        self._said_at = float("-inf")
 
     def wait(self, error: EventpubError) -> None:
         """Wait until the next attempt.
@@ -42,6 +46,9 @@ class Patience:
         left = self._since + OUTAGE - now
         if left <= 0:
             raise error
-        log.warning("%s failed; retrying, giving up in %.0f s: %s", self._what, left, error.message)
+        if now - self._said_at >= _SAID_EVERY:
+            self._said_at = now
+            text = "%s failed; retrying, giving up in %.0f s: %s"
+            log.warning(text, self._what, left, error.message)
         self._clock.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
