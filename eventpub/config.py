@@ -122,7 +122,7 @@ class Read(Section):
     page_rows: form.Whole = Field(50_000, ge=1, le=10_000_000)
     """most rows read at once"""
     watermark: Literal["auto", "off"] = "auto"
-    """auto: the boundary also waits for open transactions that the account sees; off: delay alone"""
+    """auto: the boundary waits for open transactions, too, if the account sees them; off: never"""
     max_wait: form.Micros = 1_000_000
     """longest wait of the boundary for an open transaction; the recount finds the events of a
     transaction that is open for longer, once it has committed"""

@@ -153,20 +153,18 @@ def _run(arguments: list[str], out: IO[bytes] | None) -> int:
         hold_signals()
         cause = why_ended(raised)
         error, status = as_error(cause)
-        name = _command_name(arguments)
         if out is None:
-            write_error(error, cause, as_line=name == "run")
+            write_error(error, cause, as_line=_command_name(arguments) == "run")
             return status
-        answer = Report(name, False, mask(error.message), status=status, error=error)
+        answer = Report(False, mask(error.message), status=status, error=error)
     if not isinstance(answer, Report):
         return answer if isinstance(answer, int) else DONE
     if out is not None:
-        write_json(answer, out)
+        write_json(_command_name(arguments), answer, out)
     return answer.exit_status
 
 
 def _command_name(arguments: list[str]) -> str:
-    """The command that was meant, for an answer that it could not give itself."""
     words = []
     group: click.Command | None = eventpub
     for argument in arguments:

@@ -13,16 +13,16 @@ import click
 
 import eventpub
 from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
-from eventpub.cli.output import DONE, NO, Line, Part, Report, Span, Table
+from eventpub.cli.output import DONE, NO, STYLES, Line, Part, Report, Span, Table
 from eventpub.errors import ConfigError
 from eventpub.terminal import counted
 
 if TYPE_CHECKING:
+    from eventpub.config import Config
     from eventpub.errors import Check
 
 _STORE = ("store.url", "store.table")
 _SINK = ("sink.bootstrap_servers", "sink.topic")
-_STYLES = {"ok": "green", "warn": "yellow", "wrong": "bold red", "skipped": "dim"}
 _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 
 
@@ -43,7 +43,7 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @configured(
     "store.url", "store.table", "app.id", "sink.topic", "sink.bootstrap_servers", "ops.log",
-    texts={"store.table": "The event table; default: the likeliest one."},
+    texts={"store.table": "The event table; default: the likeliest one."}, loads=False,
 )  # fmt: skip
 def init(request: Request, url: str | None, output: Path, force: bool) -> Report:
     """Write a first eventpub.toml for your database.
@@ -68,7 +68,7 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
     summary = f"{result['file']} was written, for table {result['table']}"
     if result["framework"]:
         summary += f" of {result['framework']}"
-    return Report("init", True, summary, result, _proposal(result))
+    return Report(True, summary, result, _proposal(result))
 
 
 def _named(name: str | tuple[str, ...]) -> str:
@@ -98,7 +98,7 @@ def _proposal(result: dict[str, Any]) -> list[Part]:
 @click.command()
 @click.option("--sql", is_flag=True, help="Print the statements instead of running them.")
 @click.option("--yes", is_flag=True, help="Alter an existing table without asking.")
-@configured(*_STORE, "ops.log")
+@configured(*_STORE, "ops.log", loads=False)
 def migrate(request: Request, sql: bool, yes: bool) -> Report:
     """Create the event table, or add what it lacks.
 
@@ -107,25 +107,25 @@ def migrate(request: Request, sql: bool, yes: bool) -> Report:
     loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE)
     from eventpub.sources.mysql.migrating import migrate, would_execute
 
-    table = loaded.config.store.table
+    store = loaded.config.store
 
     def ask(wanted: list[str]) -> None:
-        question = "\n".join([*wanted, f"alter {table} like this now?"])
+        question = "\n".join([*wanted, f"alter {store.table} like this now?"])
         if is_somebody_there() and not (yes or agrees(question)):
             raise _RefusedError
 
     try:
-        statements = (
-            would_execute(loaded.config.store) if sql else migrate(loaded.config.store, ask)
-        )
+        statements = would_execute(store) if sql else migrate(store, ask)
     except _RefusedError:
-        result = {"table": table, "statements": []}
-        return Report("migrate", False, "not done: nothing was altered", result)
-    result = {"table": table, "statements": statements}
-    if not statements:
-        return Report("migrate", True, "the event table has all that it needs", result)
+        result: dict[str, Any] = {"table": store.table, "statements": []}
+        return Report(False, "not done: nothing was altered", result)
+    result = {"table": store.table, "statements": statements}
     text = ("\n" if sql else " ").join(statements)
-    return Report("migrate", True, text if sql else f"done, {table} is ready: {text}", result)
+    if not statements:
+        text = "the event table has all that it needs"
+    elif not sql:
+        text = f"done, {store.table} is ready: {text}"
+    return Report(True, text, result)
 
 
 class _RefusedError(Exception):
@@ -133,13 +133,15 @@ class _RefusedError(Exception):
 
 
 @click.command()
-@configured("app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log")
-def doctor(request: Request) -> Report:
+@configured(
+    "app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log",
+    level=logging.WARNING,  # what the clients log, the checks say
+)  # fmt: skip
+def doctor(config: Config) -> Report:
     """Check your setup and print the fix. Checks everything that `run` needs; changes nothing."""
-    loaded = request.load(logging.WARNING)  # what the clients log, the checks say
     from eventpub.ops import doctor as examination
 
-    checks = examination.examine(loaded.config)
+    checks = examination.examine(config)
     wrong = [c for c in checks if c.status == "wrong"]
     warned = sum(c.status == "warn" for c in checks)
     if wrong:
@@ -155,7 +157,6 @@ def doctor(request: Request) -> Report:
             summary += f", {counted(warned, 'warning')}"
     unreachable = examination.unreachable(checks)
     return Report(
-        "doctor",
         not wrong,
         summary,
         {"checks": [vars(c) for c in checks]},
@@ -167,7 +168,7 @@ def doctor(request: Request) -> Report:
 
 def _parts_of(check: Check) -> list[Part]:
     shown = "-" if check.status == "skipped" else check.status
-    line: list[Span] = [(f"{shown:>5}  ", _STYLES[check.status]), f"{check.name}: {check.message}"]
+    line: list[Span] = [(f"{shown:>5}  ", STYLES[check.status]), f"{check.name}: {check.message}"]
     if check.status == "ok":
         return [Line(*line)]
     if check.code:
@@ -185,12 +186,11 @@ def _parts_of(check: Check) -> list[Part]:
 @configured(
     "app.id", "app.state_dir", *_STORE, "read.start", *_SINK, "run.engine", "run.shards", "ops.log"
 )
-def run(request: Request, available_now: bool) -> Report:
+def run(config: Config, available_now: bool) -> Report:
     """Publish until SIGTERM or Ctrl-C."""
-    loaded = request.load()
     from eventpub.cli import live
 
-    return live.publish(loaded.config, available_now=available_now)
+    return live.publish(config, available_now=available_now)
 
 
 @click.group()
@@ -199,7 +199,7 @@ def config() -> None:
 
 
 @config.command("check")
-@configured()
+@configured(loads=False)
 def config_check(request: Request) -> Report:
     """Validate the configuration.
 
@@ -216,11 +216,11 @@ def config_check(request: Request) -> Report:
             settings.read_file(Path(file), "store.url")
     check_properties(loaded.config.sink, loaded.config.app.id)
     where = str(loaded.file) if loaded.file else "environment and flags"
-    return Report("config check", True, f"the configuration ({where}) is valid")
+    return Report(True, f"the configuration ({where}) is valid")
 
 
 @config.command("show")
-@configured()
+@configured(loads=False)
 def config_show(request: Request) -> Report:
     """Show each value and where it came from. Secrets are masked."""
     loaded = request.load()
@@ -231,7 +231,6 @@ def config_show(request: Request) -> Report:
         key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()
     }
     return Report(
-        "config show",
         True,
         counted(len(values), "key"),
         {"file": str(loaded.file) if loaded.file else None, "keys": result},

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -63,6 +63,43 @@ class Table:
 
 Part: TypeAlias = Line | Table
 
+STYLES = {
+    **dict.fromkeys(("ok", "published", "late"), "green"),
+    **dict.fromkeys(("warn", "unknown", "held"), "yellow"),
+    **dict.fromkeys(("error", "wrong", "invalid", "missing", "dead"), "bold red"),
+    **dict.fromkeys(("skipped", "baseline"), "dim"),
+    "waiting": "cyan",
+}
+"""By state of a check or verdict on an event."""
+
+
+def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> list[Table]:
+    """Objects of an answer as rows; no table of none.
+
+    Args:
+        names: of the fields to show, in their order; of a field that ends with "_", no heading.
+    """
+
+    def cell(name: str, value: object) -> Span:
+        text = _word(value)
+        return (text, STYLES.get(text, "")) if name in {"state", "verdict"} else text
+
+    columns = names.split()
+    rows = [[cell(name, entry.get(name, "")) for name in columns] for entry in entries]
+    headings = ["" if name[-1] == "_" else name.replace("_", " ") for name in columns]
+    return [Table(headings, rows, title)] if rows else []
+
+
+def facts(of: Mapping[str, Any]) -> Table:
+    """The fields of one object, each on a row."""
+    return Table(("", ""), [[name.replace("_", " "), _word(value)] for name, value in of.items()])
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
 
 def notes(texts: Iterable[str]) -> list[Line]:
     return [Line(f"note: {text}") for text in texts]
@@ -73,13 +110,11 @@ class Report:
     """A command's answer.
 
     Args:
-        command: its name, as the user typed it ("config show").
         parts: what people see above the summary.
         status: the exit status; None: 0 or 1, by `ok`.
         error: why there is no yes, where one error says it.
     """
 
-    command: str
     ok: bool
     summary: str
     result: dict[str, Any] = field(default_factory=dict)
@@ -261,21 +296,18 @@ def take_streams() -> None:
     sys.stderr = _text_stream(_Output(2, is_needed=False), encodings[1], by_line=True)
 
 
-def write_json(report: Report, output: IO[bytes]) -> None:
-    """The envelope; signals must be held.
+def write_json(command: str, report: Report, output: IO[bytes]) -> None:
+    """The one object of an answer; signals must be held.
+
+    Args:
+        command: as the user typed it ("config show").
 
     Raises:
         EventpubError: cli.output_failed
         ReaderGoneError: there is no reader any more.
     """
-    left = memoryview(_envelope(report))
-    while left:
-        left = left[output.write(left) :]
-
-
-def _envelope(report: Report) -> bytes:
     envelope = {
-        "command": report.command,
+        "command": command,
         "ok": report.ok,
         "summary": report.summary,
         "result": report.result,
@@ -283,7 +315,9 @@ def _envelope(report: Report) -> bytes:
     }
     text = json.dumps(mask_all(envelope), ensure_ascii=False, default=str) + "\n"
     # an argument that is no text is repeated as it is escaped
-    return text.encode(errors="backslashreplace")
+    left = memoryview(text.encode(errors="backslashreplace"))
+    while left:
+        left = left[output.write(left) :]
 
 
 @contextmanager

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, Time, configured
-from eventpub.cli.output import Line, Part, Report, Table, end_if_asked, notes
+from eventpub.cli.options import Time, configured
+from eventpub.cli.output import Line, Part, Report, Span, Table, end_if_asked, notes
 from eventpub.terminal import counted
+from eventpub.times import format_time
 
 if TYPE_CHECKING:
     from eventpub.config import Config
-    from eventpub.ops.replay import Range, Replayed
     from eventpub.ops.verdict import Progress, Verdict
 
 _log = logging.getLogger("eventpub.verify")
@@ -75,13 +75,13 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> l
         "read.start": "As for run: start of the publisher's range, if its state does not say."
     },
 )  # fmt: skip
-def verify(request: Request, **what: Any) -> Report:
+def verify(config: Config, **what: Any) -> Report:
     """Compare table and topic. Counts events missing, repeated, out of order, altered, extra.
 
     Also counts second rows of a version ("doubled") and, without --to, events that should be
     published by now and are not ("behind"). Exit status 1 if it counts any.
     """
-    return report(compare(request.load().config, **what))
+    return report(compare(config, **what))
 
 
 def compare(config: Config, **what: Any) -> Verdict:
@@ -99,12 +99,10 @@ def compare(config: Config, **what: Any) -> Verdict:
 
 
 def report(verdict: Verdict) -> Report:
-    return Report("verify", verdict.ok, summary(verdict), verdict.to_dict(), parts(verdict))
+    return Report(verdict.ok, _summary(verdict), verdict.to_dict(), _parts(verdict))
 
 
-def summary(verdict: Verdict) -> str:
-    from eventpub.config import format_time
-
+def _summary(verdict: Verdict) -> str:
     found = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in verdict.counts.items())
     text = f"{counted(verdict.events, 'event')} compared: {found}"
     behind = verdict.behind
@@ -112,32 +110,29 @@ def summary(verdict: Verdict) -> str:
         held = verdict.counts["held"]
         wait = f"; {counted(held, 'event')} held: not published yet" if held else ""
         return f"nothing differs: {text}{wait}" if verdict.ok else text
-    after = "and {} events after the range"
+    after = f"and {behind.count} events after the range"
     if verdict.is_equal:
-        after = f"nothing differs up to {format_time(verdict.last)}, but {{}} events after that"
+        upto = format_time(verdict.last)
+        after = f"nothing differs up to {upto}, but {behind.count} events after that"
     paused = "; the publisher is paused" if behind.is_paused else ""
     return (
-        f"{text}; {after.format(behind.count)}, the oldest {behind.seconds:,.0f} seconds old, are"
-        f" not published yet, by what the publisher has written down{paused}"
+        f"{text}; {after}, the oldest {behind.seconds:,.0f} seconds old, are not published yet, by"
+        f" what the publisher has written down{paused}"
     )
 
 
-def parts(verdict: Verdict) -> list[Part]:
-    from eventpub.config import format_time
+def _parts(verdict: Verdict) -> list[Part]:
     from eventpub.ops.verdict import NO_TIME
 
-    rows: list[Any] = [
+    rows: list[list[Span]] = [
         ["in the store", f"{verdict.events:,}", ""],
         ["on the topic", f"{verdict.records:,}", ""],
     ]
     for kind, count in verdict.counts.items():
         style = ("yellow" if kind == "held" else "bold red") if count else "green"
         rows.append([(kind.replace("_", " "), style), (f"{count:,}", style), _MEANING[kind]])
-    for name, count in verdict.accounted.items():
-        if count:
-            rows.append([name.replace("_", " "), f"{count:,}", "accounted for"])
-    if verdict.skips:
-        rows.append(["skips", f"{verdict.skips:,}", "gaps that were skipped"])
+    others = {**verdict.accounted, "skips": verdict.skips}
+    rows += [[n.replace("_", " "), f"{c:,}", "accounted for"] for n, c in others.items() if c]
     if verdict.behind and verdict.is_behind:
         rows.append(["behind", verdict.behind.count, "after that range, not published yet"])
     begin = format_time(verdict.first) if verdict.first > 1 else "the beginning"
@@ -176,28 +171,17 @@ def parts(verdict: Verdict) -> list[Part]:
     " publishes the same range a second time.",
 )
 @configured("app.id", "store.url", "store.table", "sink.bootstrap_servers", "ops.log")
-def replay(request: Request, *, first: int, last: int, topic: str, id_: str) -> Report:
+def replay(config: Config, *, first: int, last: int, topic: str, id_: str) -> Report:
     """Publish a range once more, to another topic.
 
     Records have the header eventpub_replay. Each aggregate's events are published in version order,
     each once, even if the command is interrupted and repeated. Exit status 1 if the broker refused
     any.
     """
-    loaded = request.load()
-    from eventpub.ops.replay import Range
-
-    done = _publish_again(loaded.config, Range(first, last, topic, id_))
-    before = f" ({done.before:,} were there before)" if done.before else ""
-    summary = f"replay {done.id}: {counted(done.events, 'event')} published to {topic}{before}"
-    if done.refused:
-        summary += f", {done.refused:,} refused by the broker: " + "; ".join(done.examples)
-    return Report("replay", not done.refused, summary, {"topic": topic, **vars(done)})
-
-
-def _publish_again(config: Config, what: Range) -> Replayed:
     from eventpub.cli.terminal import progress
     from eventpub.ops import replay as replaying
 
+    what = replaying.Range(first, last, topic, id_)
     has_begun = False
     with progress(logging.getLogger("eventpub.replay")) as show:
 
@@ -211,4 +195,9 @@ def _publish_again(config: Config, what: Range) -> Replayed:
             done = min(events / max(total, 1), 1.0)
             show(f"publishing again: {events:,} of {total:,} events", done)
 
-        return replaying.replay(config, what, published)
+        done = replaying.replay(config, what, published)
+    before = f" ({done.before:,} were there before)" if done.before else ""
+    summary = f"replay {done.id}: {counted(done.events, 'event')} published to {topic}{before}"
+    if done.refused:
+        summary += f", {done.refused:,} refused by the broker: " + "; ".join(done.examples)
+    return Report(not done.refused, summary, {"topic": topic, **vars(done)})
