@@ -13,7 +13,7 @@ import click
 
 import eventpub
 from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
-from eventpub.cli.output import DONE, NO, STYLES, Line, Part, Report, Span, Table
+from eventpub.cli.output import STYLES, Line, Part, Report, Span, Table
 from eventpub.errors import ConfigError
 from eventpub.terminal import counted
 
@@ -71,28 +71,25 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
     return Report(True, summary, result, _proposal(result))
 
 
-def _named(name: str | tuple[str, ...]) -> str:
-    return name if isinstance(name, str) else " and ".join(name)
+def _mapped(columns: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(k, v if isinstance(v, str) else " and ".join(v)) for k, v in columns.items()]
 
 
 def _proposal(result: dict[str, Any]) -> list[Part]:
-    parts: list[Part] = [
-        Line(f"{ours:>14} = {_named(name)}") for ours, name in result["columns"].items()
-    ]
-    parts += [Line((f"note: {note}", "yellow")) for note in result["notes"]]
+    lines: list[Span] = [f"{ours:>14} = {name}" for ours, name in _mapped(result["columns"])]
+    lines += [(f"note: {note}", "yellow") for note in result["notes"]]
     for other in result["others"]:
-        columns = ", ".join(f"{ours} = {_named(name)}" for ours, name in other["columns"].items())
+        columns = ", ".join(f"{ours} = {name}" for ours, name in _mapped(other["columns"]))
         question = f"or is it table {other['table']} ({columns})? then:"
-        parts.append(Line(f"{question} --table {other['table']} --force"))
-    steps = [f"{number}. {step}" for number, step in enumerate(result["next"], 1)]
-    for heading, lines, style in (
+        lines.append(f"{question} --table {other['table']} --force")
+    for heading, texts, style in (
         ("for the table:", result["statements"], "cyan"),
         ("an account for it:", result["account"], "cyan"),
-        ("next:", steps, ""),
+        ("next:", [f"{n}. {step}" for n, step in enumerate(result["next"], 1)], ""),
     ):
-        parts += [Line((heading, "bold"))] if lines else []
-        parts += [Line((f"  {line}", style)) for line in lines]
-    return parts
+        lines += [(heading, "bold")] if texts else []
+        lines += [(f"  {text}", style) for text in texts]
+    return [Line(line) for line in lines]
 
 
 @click.command()
@@ -120,12 +117,10 @@ def migrate(request: Request, sql: bool, yes: bool) -> Report:
         result: dict[str, Any] = {"table": store.table, "statements": []}
         return Report(False, "not done: nothing was altered", result)
     result = {"table": store.table, "statements": statements}
-    text = ("\n" if sql else " ").join(statements)
+    text = f"done, {store.table} is ready: {' '.join(statements)}"
     if not statements:
         text = "the event table has all that it needs"
-    elif not sql:
-        text = f"done, {store.table} is ready: {text}"
-    return Report(True, text, result)
+    return Report(True, "\n".join(statements) if sql and statements else text, result)
 
 
 class _RefusedError(Exception):
@@ -142,26 +137,22 @@ def doctor(config: Config) -> Report:
     from eventpub.ops import doctor as examination
 
     checks = examination.examine(config)
-    wrong = [c for c in checks if c.status == "wrong"]
-    warned = sum(c.status == "warn" for c in checks)
+    by = {status: [c.name for c in checks if c.status == status] for status in STYLES}
+    wrong, made = by["wrong"], len(checks) - len(by["skipped"])
     if wrong:
-        made = sum(c.status != "skipped" for c in checks)
         are = "is" if len(wrong) == 1 else "are"
-        names = ", ".join(c.name for c in wrong)
-        summary = f"{len(wrong)} of {counted(made, 'check')} {are} wrong: {names}"
-        if made < len(checks):
-            summary += "; others depend on them"
+        summary = f"{len(wrong)} of {counted(made, 'check')} {are} wrong: {', '.join(wrong)}"
+        summary += "; others depend on them" if by["skipped"] else ""
     else:
         summary = f"{counted(len(checks), 'check')}, nothing wrong"
-        if warned:
-            summary += f", {counted(warned, 'warning')}"
+        summary += f", {counted(len(by['warn']), 'warning')}" if by["warn"] else ""
     unreachable = examination.unreachable(checks)
     return Report(
         not wrong,
         summary,
         {"checks": [vars(c) for c in checks]},
-        parts=[part for check in checks for part in _parts_of(check)],
-        status=unreachable.exit_status if unreachable else (NO if wrong else DONE),
+        [part for check in checks for part in _parts_of(check)],
+        status=unreachable.exit_status if unreachable else None,
         error=unreachable,
     )
 
@@ -230,18 +221,18 @@ def config_show(request: Request) -> Report:
     result: dict[str, Any] = {
         key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()
     }
+    rows: list[list[Span]] = []
+    for name, value in values.items():
+        origin = loaded.origins[name]
+        styles = ("", "dim") if origin == "default" else ("bold", "")
+        text = "" if value is None else json.dumps(value, ensure_ascii=False)
+        rows.append([(name, styles[0]), text, (origin, styles[1])])
     return Report(
         True,
         counted(len(values), "key"),
         {"file": str(loaded.file) if loaded.file else None, "keys": result},
-        parts=[Table(("key", "value", "from"), [_key(n, **shown) for n, shown in result.items()])],
+        [Table(("key", "value", "from"), rows)],
     )
-
-
-def _key(name: str, value: object, origin: str) -> list[Span]:
-    text = "" if value is None else json.dumps(value, ensure_ascii=False)
-    is_default = origin == "default"
-    return [name if is_default else (name, "bold"), text, (origin, "dim" if is_default else "")]
 
 
 @click.command()
