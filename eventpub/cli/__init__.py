@@ -18,10 +18,9 @@ import click
 from eventpub import __version__, log
 from eventpub.cli import output
 from eventpub.cli.commands import bench_command, config, demo, doctor, init, migrate, run
-from eventpub.cli.events import dead, publish, trace
+from eventpub.cli.events import dead, publish, replay, trace, verify
 from eventpub.cli.output import ReaderGoneError, Report, Stopped, as_error, write_error
 from eventpub.cli.status import gaps, pause, resume, status
-from eventpub.cli.verify import replay, verify
 from eventpub.errors import EventpubError
 from eventpub.masking import mask
 

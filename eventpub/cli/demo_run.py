@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventpub.cli import live
+from eventpub.cli.events import compare, report
 from eventpub.cli.output import Line, Report, Stopped
 from eventpub.cli.terminal import in_place
-from eventpub.cli.verify import compare, report
 from eventpub.config import Config
 from eventpub.terminal import can_redraw
 

@@ -24,8 +24,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from rich.console import Console
 
 from eventpub.admission.model import Shard
+from eventpub.cli.events import report
 from eventpub.cli.terminal import drawn
-from eventpub.cli.verify import report
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
