@@ -51,11 +51,9 @@ class App(Section):
 
 class Run(Section):
     engine: Literal["spark", "threads"] = "spark"
-    """what publishes: 'spark' (Structured Streaming, on one machine or a cluster) or 'threads' (one
-    process without Java, for a service on one machine)"""
+    """what publishes: 'spark' (Structured Streaming) or 'threads' (one process without Java)"""
     shards: form.Whole = Field(2, ge=1, le=1024)
-    """parts into which the aggregates are split, published in parallel; at most the topic's
-    partitions"""
+    """parts of the aggregates, published in parallel; at most the topic's partitions"""
     trigger: form.Micros = Field(100_000, ge=10_000)
     """shortest time between two polls of the database; longer: fewer, larger transactions"""
 
@@ -96,14 +94,14 @@ class Store(Section):
     connect_timeout: form.Micros = Field(5_000_000, ge=1_000_000, le=3_600_000_000)
     """longest wait for a connection; 1s to 1h"""
     allow_replica: bool = False
-    """read from a replica, although rows that it applies later than recount.horizon after their
-    create_time may be lost, and the primary's open transactions are not seen"""
+    """read from a replica: rows that it applies more than recount.horizon after their create_time
+    may be lost, and the primary's open transactions are not seen"""
     takes_all_writes: bool = False
     """your promise that every writer of the event table uses the server in url although others
     accept writes, too (Galera, multi-primary replication); eventpub cannot check it"""
     without_identity: Literal["stop", "skip"] = "stop"
-    """rows whose aggregate_id or version is NULL: 'stop' with the error store.row_invalid, or count
-    and 'skip' them: they appear neither on the topic nor among the dead letters"""
+    """rows whose aggregate_id or version is NULL: 'stop' with the error store.row_invalid, or
+    'skip': count them; they are neither on the topic nor dead letters"""
     columns: Columns = Columns()
 
     @property
@@ -124,16 +122,14 @@ class Read(Section):
     watermark: Literal["auto", "off"] = "auto"
     """auto: the boundary waits for open transactions, too, if the account sees them; off: never"""
     max_wait: form.Micros = 1_000_000
-    """longest wait of the boundary for an open transaction; the recount finds the events of a
-    transaction that is open for longer, once it has committed"""
+    """longest wait of the boundary for an open transaction; the recount finds later commits"""
 
 
 class Gaps(Section):
     policy: Literal["hold_aggregate", "hold_shard"] = "hold_aggregate"
     """what waits for a missing version: its aggregate, or its whole shard, which stays in order"""
     max_backoff: form.Whole = Field(8, ge=1, le=30)
-    """number of attempts (not a time) before a missing version is skipped; 8 with
-    backoff_base = '250ms' take 63.75 s"""
+    """attempts before a missing version is skipped; 8 with backoff_base = '250ms' take 63.75 s"""
     backoff_base: form.Micros = Field(250_000, le=3_600_000_000)
     """wait before the first attempt after the gap was seen; doubles each time"""
     late: Literal["publish", "divert", "drop"] = "publish"
@@ -148,18 +144,16 @@ class Gaps(Section):
 
 class Recount(Section):
     horizon: form.Micros = Field(300_000_000, le=86_400_000_000)
-    """age up to which the rows of each bucket (one second of create_time) are counted again, to
-    find events that committed late and that no later version points to; 0 = off"""
+    """age up to which the rows of each second of create_time are counted again, to find events
+    that committed late and that no later version points to; 0 = off"""
     rows_in_past: Literal["stop", "count"] = "stop"
-    """what to do when rows keep being inserted with a create_time older than recount.horizon,
-    because of another time zone or an import of old rows: 'stop' with the error store.rows_in_past,
-    or 'count' their buckets again, which publishes the rows that are seen"""
+    """rows that keep being inserted with a create_time older than recount.horizon (another time
+    zone, an import): 'stop' with the error store.rows_in_past, or 'count' them again and publish"""
 
 
 class Sink(Section):
     topic: form.Topic
-    """topic of the events, 1 to 240 of A-Z a-z 0-9 . _ -, without other writers; its side topics
-    are <topic>.gaps, .dead and .late"""
+    """topic of the events, 1 to 240 of A-Z a-z 0-9 . _ -, without other writers"""
     bootstrap_servers: form.Servers = "127.0.0.1:9092"
     """brokers, host:port, comma-separated; a port from 1 to 65535, by default 9092"""
     kind: Literal["kafka"] = "kafka"
@@ -178,13 +172,13 @@ class Sink(Section):
     dead_limit: form.Whole = Field(100, ge=1, le=1_000_000_000)
     """most dead letters in a row; one more stops the publisher"""
     accept_topic_id: str = ""
-    """Kafka's id (`eventpub doctor` shows it) of a recreated or another topic to continue in: only
-    what was not published before is published there"""
+    """Kafka's id (`eventpub doctor` shows it) of a recreated or another topic, in which only what
+    was not published before is published"""
     properties: form.Properties = Field(default_factory=dict, repr=False)
     """properties of librdkafka; `NAME.file` names a file that holds the value of `NAME`"""
     token_provider: form.Function = None
-    """for SASL/OAUTHBEARER: `package.module:function`, called with sasl.oauthbearer.config; returns
-    a token and when it expires, in seconds since 1970"""
+    """for OAUTHBEARER: `package.module:function`, called with sasl.oauthbearer.config; returns a
+    token and when it expires, in seconds since 1970"""
 
     @property
     def gaps_topic(self) -> str:
@@ -208,8 +202,7 @@ class Spark(Section):
     """Spark's master: 'local[*]' or 'local[N]', with at least as many slots as there are shards,
     'local-cluster[…]', 'spark://host:port', 'k8s://…' or 'yarn'"""
     trigger: form.Micros = Field(600_000, ge=10_000)
-    """shortest time from the start of one micro-batch to the next, where run.trigger is shorter; a
-    batch costs about 0.15 s of CPU, however few rows it has"""
+    """shortest time from the start of one micro-batch to the next, where run.trigger is shorter"""
     properties: form.Properties = Field(default_factory=dict, repr=False)
     """properties of Spark"""
 

@@ -1,7 +1,6 @@
-"""The form of single values of the configuration, as types of the models in `eventpub.config`; and
-which properties of libraries are refused or secret.
+"""Types of single values of the configuration; which properties of libraries are refused or secret.
 
-A refusal repeats the meaning of the key, not the exception: that may have a secret in it.
+A refusal says the meaning of the key, not the text of an exception, which may have a secret in it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Loading the configuration: the file, then the environment, then flags; later beats earlier.
 
-Each source is a list of (name, value, origin), merged into one table, which the models of
-`eventpub.config` check. What must hold: a name that means nothing is refused with the nearest one
-that does; every problem is reported at once; each value can be traced to where it came from; no
-secret appears in any message.
+An unknown name is refused with the nearest known one; all problems are reported at once, each with
+where its value came from; no secret appears in any message.
 """
 
 from __future__ import annotations
@@ -29,17 +27,10 @@ from eventpub.errors import ConfigError
 from eventpub.times import format_duration
 
 PREFIX = "EVENTPUB_"
-_DEFAULT_FILE = Path("eventpub.toml")
 
 
 class Key(NamedTuple):
-    """One key, as the documentation and `config show` see it.
-
-    Args:
-        variable: its environment variable.
-        info: its type, default and meaning.
-        default: as the file would write it; None where there is none.
-    """
+    """One key: its environment variable, its type and meaning, its default as a file has it."""
 
     variable: str
     info: FieldInfo
@@ -47,7 +38,7 @@ class Key(NamedTuple):
 
     @property
     def is_map(self) -> bool:
-        """Whether it holds properties of a library, under names of their own."""
+        """Whether it holds properties of a library."""
         return str(self.info.annotation).startswith("dict")
 
 
@@ -86,7 +77,7 @@ _VARIABLES = {key.variable: name for name, key in KEYS.items()}
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A key's section and the rest; a property's name, which may have dots, is one."""
+    """A key's section and the rest, which may have dots where it is a property."""
     section = next((m for m in MAPS if name.startswith(f"{m}.")), name.rpartition(".")[0])
     return section, name.removeprefix(f"{section}.")
 
@@ -150,7 +141,7 @@ def load(  # noqa: PLR0913 (one a source)
         CombinedConfigError: several.
     """
     is_named = file is not None or bool(environ.get("EVENTPUB_CONFIG"))
-    named = file or Path(environ.get("EVENTPUB_CONFIG") or _DEFAULT_FILE)
+    named = file or Path(environ.get("EVENTPUB_CONFIG") or "eventpub.toml")
     is_read = reads_file and (is_named or named.exists())
     variables = _of_environment(environ)
     table = _Table(named)
@@ -210,7 +201,6 @@ _OURS = re.compile(rf"{PREFIX}|(?i:{PREFIX}[a-z]+__)")
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are ours, by key."""
     found = {}
     for variable, value in sorted(environ.items()):
         if not _OURS.match(variable) or _OF_OTHERS.match(f"{variable}={value}"):
@@ -224,7 +214,7 @@ def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Table:
-    """The values of all sources by key, the last source on top, and what is wrong with them."""
+    """The values of all sources by key, and what is wrong with them."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -233,11 +223,7 @@ class _Table:
         self.problems: list[ConfigError] = []
 
     def add(self, source: Mapping[str, Any], origin_of: Callable[[str], str]) -> None:
-        """Put a source above the others.
-
-        A password within its URL is above those of the others; `store.password` of the same source
-        is above that.
-        """
+        """Add a source that beats those before it; a password within its URL beats theirs, too."""
         origins = {k: origin_of(name) for name in source for k, _ in _leaves({name: source[name]})}
         entries = dict(_leaves(source))
         if re.match(r"[^:]*://[^/?#]*:[^/?#]*@", str(entries.get("store.url", ""))):
@@ -253,7 +239,6 @@ class _Table:
                 message = f"there is no configuration key {name} ({origin})"
                 self._refuse("config.unknown_key", message, name, fix=_meant(name, origin))
             elif meant := _named_by_file(name, value):
-                # other machines need not have the file
                 if meant in entries:
                     both = f"both {meant} and {name} are set"
                     self._refuse("config.contradiction", both, name, fix="keep one of the two")
@@ -303,7 +288,6 @@ class _Table:
 
     def _refuse_value(self, detail: Mapping[str, Any]) -> None:
         names = accumulate(map(str, detail["loc"]), "{}.{}".format)
-        # the fault may be that of one name of a list
         key = [name for name in names if name in KEYS or name in self._values][-1]
         if detail["type"] == "missing":
             there = "" if self._file.exists() else " (no such file)"
@@ -318,7 +302,7 @@ class _Table:
 
 
 def _named_by_file(name: str, value: Any) -> str | None:
-    """The key whose secret is in a file that this one names: `store.password_file`, …"""
+    """The key whose value is in the file that `store.password_file`, for example, names."""
     if not isinstance(value, str):
         return None
     if _split(name)[0] == "sink.properties":
@@ -328,7 +312,6 @@ def _named_by_file(name: str, value: Any) -> str | None:
 
 
 def _meant(name: str, origin: str) -> str:
-    """What a wrong name was meant for: a key or section of another section, or a misspelt one."""
     is_variable = origin.startswith("env ")
     written = (name.removeprefix(PREFIX).replace("__", ".") if is_variable else name).lower()
     names = {key.rpartition(".")[2]: key for key in reversed(KEYS)}
@@ -346,7 +329,6 @@ def _meant(name: str, origin: str) -> str:
 
 
 def _wanted(detail: Mapping[str, Any], key: str) -> str:
-    """What a value must be: a kind, a limit, or choices as pydantic names them; or the meaning."""
     info, default = (KEYS.get(key) or KEYS[_split(key)[0]])[1:]
     kind, limits = detail["type"].partition("_")[0], detail.get("ctx", {})
     if kind in {"int", "finite", "bool"}:
@@ -367,7 +349,7 @@ def _quoted(key: str, value: Any) -> str:
 
 
 def _secrets_in(key: str, value: Any) -> list[str]:
-    """What of a value must never be shown: passwords of a URL, of options of Java, or all of it."""
+    """The parts of a value that must never be shown: of a URL, of options of Java, or all of it."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return []
     text = str(value)
