@@ -102,10 +102,8 @@ SYSTEM_CLOCK: Clock = time
 
 OUTAGE = 600.0
 """Seconds for which an outage of the database or the broker is waited for."""
-
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 """Seconds before a retry; twice as many each time."""
-
 _SAID_EVERY = 60.0
 """Seconds between two lines about one piece of work."""
 

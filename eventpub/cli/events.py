@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Time, configured, limited, reads_topics
+from eventpub.cli.options import configured, limited, reads_topics, time
 from eventpub.cli.output import Line, Part, Report, Span, Table, end_if_asked, facts, notes, table
 from eventpub.terminal import counted, printable
 from eventpub.times import format_time
@@ -220,14 +220,14 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> l
 @click.option(
     "--from",
     "first",
-    type=Time(),
+    type=time,
     help="Compare, and read, only events created at or after this (RFC 3339); default: the"
     " publisher's start.",
 )
 @click.option(
     "--to",
     "last",
-    type=Time(),
+    type=time,
     help="Compare events created at or before this; default: the publisher's position.",
 )
 @click.option(
@@ -327,12 +327,12 @@ def _parts(verdict: Verdict) -> list[Part]:
 @click.option(
     "--from",
     "first",
-    type=Time(),
+    type=time,
     required=True,
     help="Events created at or after this (RFC 3339).",
 )
 @click.option(
-    "--to", "last", type=Time(), required=True, help="Events created at or before this (RFC 3339)."
+    "--to", "last", type=time, required=True, help="Events created at or before this (RFC 3339)."
 )
 @click.option("--topic", metavar="NAME", required=True, help="Target topic; created if missing.")
 @click.option(

@@ -17,23 +17,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 from click.core import ParameterSource
 
+from eventpub.times import parse_time
+
 if TYPE_CHECKING:
     from eventpub.settings import Loaded
 
 
-class Time(click.ParamType[int]):
-    """A time of the command line, in microseconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Raises click.BadParameter: it is no RFC 3339 time."""
-        from eventpub.times import parse_time
-
-        try:
-            return parse_time(value)
-        except ValueError as error:
-            self.fail(f"{value}: it must be {error}", param, ctx)
+def time(value: str) -> int:
+    """The type of an option that is a time: microseconds."""
+    try:
+        return parse_time(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value}: it must be {error}") from None
 
 
 FLAGS: dict[str, tuple[str, str]] = {
@@ -59,8 +54,6 @@ FLAGS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Request:
-    """The configuration that a command line asks for."""
-
     file: Path | None
     overrides: dict[str, Any]
     flags: dict[str, str]
@@ -176,7 +169,7 @@ def reports(command: Command) -> Command:
 
 
 def reads_topics(command: Command) -> Command:
-    """Add `--timeout`; on a terminal it is shown how long the command has been reading."""
+    """Add `--timeout`; on a terminal it is shown that the command is reading."""
 
     @click.option(
         "--timeout",
@@ -188,9 +181,10 @@ def reads_topics(command: Command) -> Command:
     )
     @wraps(command)
     def wrapped(timeout: float, **rest: Any) -> Any:
-        from eventpub.cli.terminal import waiting
+        from eventpub.cli.terminal import progress
 
-        with waiting("reading the topics", timeout):
+        with progress(logging.getLogger("eventpub.cli")) as show:
+            show(f"reading the topics, for at most {timeout:.0f} s", None)
             return command(timeout=timeout, **rest)
 
     return wrapped
