@@ -50,7 +50,7 @@ def effective(config: Config) -> dict[str, Any]:
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         inner, key = value, f"{prefix}{name}"
-        if isinstance(value, str) and key.endswith(".properties"):
+        if isinstance(value, str) and key in {"sink.properties", "spark.properties"}:
             with contextlib.suppress(ValueError, RecursionError):
                 inner = json.loads(value)
         yield from _leaves(inner, f"{key}.") if isinstance(inner, dict) else [(key, value)]
@@ -305,8 +305,10 @@ def _named_by_file(name: str, value: Any) -> str | None:
     """The key whose value is in the file that `store.password_file`, for example, names."""
     if not isinstance(value, str):
         return None
-    if _split(name)[0] == "sink.properties":
-        return name.removesuffix(".file") if name.endswith(".file") else None
+    section, prop = _split(name)
+    if section == "sink.properties":
+        is_own = prop.startswith("sasl.oauthbearer.assertion.") and "pass" not in prop
+        return name.removesuffix(".file") if name.endswith(".file") and not is_own else None
     meant = name.removesuffix("_file")
     return meant if value and meant != name and meant in KEYS else None
 

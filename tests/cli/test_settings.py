@@ -477,6 +477,14 @@ def test_a_property_may_come_from_a_file_and_is_a_secret_then(tmp_path: Path) ->
     assert refused({"sink.properties.acks.file": str(file)}).code == "config.contradiction"
 
 
+@pytest.mark.parametrize("name", ["file", "jwt.template.file", "private.key.file"])
+def test_a_property_of_librdkafka_that_is_a_file_stays_one(name: str) -> None:
+    """Their contents went to properties that there are not."""
+    given = f"sasl.oauthbearer.assertion.{name}"
+    loaded = load(None, ENOUGH | {f"sink.properties.{given}": "/no/such"}, {})
+    assert loaded.config.sink.properties == {given: "/no/such"}
+
+
 def test_a_token_provider_is_a_function_of_a_module() -> None:
     tokens: dict[str, object] = {"sink.properties.sasl.mechanism": "OAUTHBEARER"}
     assert refused(tokens).where == "sink.token_provider"
