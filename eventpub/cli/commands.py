@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -58,12 +57,13 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
 
     if not force:
         making.require_absent(output)
-    given = dict(request.overrides)
     if url is not None:
-        given["store.url"] = url
-    # a file that is there already is no base for what is to be written, unless it is named
-    asked = replace(request, overrides=given, reads_file=request.file is not None)
-    loaded = asked.load(defaults={"app.id": "events", "sink.topic": "events"})
+        request.overrides["store.url"] = url
+    loaded = request.load(
+        defaults={"app.id": "events", "sink.topic": "events"},
+        # a file that is there already is no base for what is to be written, unless it is named
+        reads_file=request.file is not None,
+    )
     result = making.init(loaded, output, force=force)
     summary = f"{result['file']} was written, for table {result['table']}"
     if result["framework"]:

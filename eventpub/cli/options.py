@@ -57,31 +57,20 @@ class Request:
     file: Path | None
     overrides: dict[str, Any]
     flags: dict[str, str]
-    reads_file: bool = True
 
-    def load(
-        self, level: int = logging.INFO, *, defaults: Mapping[str, str] | None = None
-    ) -> Loaded:
+    def load(self, level: int = logging.INFO, **options: Any) -> Loaded:
         """The effective configuration; from here on, logs are written as it says.
 
         Args:
             level: the least severe line that is written, of `logging`.
-            defaults: by key, values of keys that must be set, where the command does without.
-
-        Raises:
-            ConfigError: see `eventpub.settings.load`.
+            options: of `eventpub.settings.load`, which has the errors, too.
         """
         from eventpub import log, settings
 
         style = self.overrides.get("ops.log") or os.environ.get("EVENTPUB_OPS__LOG", "auto")
         try:
             loaded = settings.load(
-                self.file,
-                self.overrides,
-                os.environ,
-                flags=self.flags,
-                reads_file=self.reads_file,
-                defaults=defaults,
+                self.file, self.overrides, os.environ, flags=self.flags, **options
             )
             style = loaded.config.ops.log
         finally:
