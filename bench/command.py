@@ -150,18 +150,17 @@ def report(out: Path) -> Report:
     """Make table, plots and page again from existing results."""
     main = _module("main")
     results: list[dict[str, Any]] = main.draw(out, _say)
-    return _answer("bench report", results, out)
+    return _answer(results, out)
 
 
 def _measure(cases: tuple[str, ...], **options: Any) -> Report:
     main = _module("main")
     out: Path = options.pop("out")
     results = main.run(cases, main.Plan(**options), out, _say)
-    name = "bench" if len(cases) > 1 else f"bench {cases[0]}"
-    return _answer(name, results, out)
+    return _answer(results, out)
 
 
-def _answer(name: str, results: list[dict[str, Any]], out: Path) -> Report:
+def _answer(results: list[dict[str, Any]], out: Path) -> Report:
     tables = _module("tables")
     wrong = [fault for result in results for fault in tables.faults(result)]
     summary = "; ".join(wrong) or (
@@ -174,7 +173,7 @@ def _answer(name: str, results: list[dict[str, Any]], out: Path) -> Report:
             from eventpub.cli.terminal import console
 
             tables.show(console(), result)
-    return Report(name, not wrong, summary, {r["case"]: r for r in results})
+    return Report(not wrong, summary, {r["case"]: r for r in results})
 
 
 def _say(text: str) -> None:

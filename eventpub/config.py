@@ -1,13 +1,13 @@
 """Configuration: the keys of `eventpub.toml`, their meaning, defaults and limits.
 
-The models here are plain, immutable values: every package takes its own section and knows nothing
-of files or environment variables, which `eventpub.settings` reads. The text below a key is its
-meaning: in docs/configuration.md, and in the refusal of a value. Durations are whole microseconds.
+The models are plain, immutable values: a package takes its own section and knows nothing of files
+or environment variables, which `eventpub.settings` reads. The text below a key is its meaning: in
+docs/configuration.md, and in the refusal of a value. Durations are whole microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -15,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from eventpub import config_values as form
-from eventpub.config_values import refused_property, refused_spark_property
 from eventpub.errors import ConfigError
 from eventpub.times import format_duration, format_time, parse_time
 
@@ -23,8 +22,6 @@ __all__ = ["Config", "contradictions", "format_duration", "format_time", "parse_
 
 
 class Section(BaseModel):
-    """What all sections have in common."""
-
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -42,35 +39,26 @@ class Section(BaseModel):
 
 
 class App(Section):
-    """`[app]`"""
-
     id: form.AppId
     """name of this publisher, 1 to 200 of A-Z a-z 0-9 . _ -: the ce_source of its records and part
-    of its transactional ids; never run two with one name; add a former name to former_ids"""
+    of its transactional ids; never run two with one name"""
     former_ids: form.AppIds = ()
-    """former values of app.id: records on the topic with these as ce_source count as this
-    publisher's own"""
+    """former values of app.id, such as ["a", "b"]: records on the topic with these as ce_source
+    count as this publisher's own"""
     state_dir: form.Folder = Path("./state")
     """folder of the index and the position, kept between runs"""
 
 
 class Run(Section):
-    """`[run]`"""
-
     engine: Literal["spark", "threads"] = "spark"
-    """what publishes: 'spark' (Structured Streaming, on one machine or a cluster) or 'threads' (one
-    process without Java, for a service on one machine)"""
+    """what publishes: 'spark' (Structured Streaming) or 'threads' (one process without Java)"""
     shards: form.Whole = Field(2, ge=1, le=1024)
-    """parts into which the aggregates are split, published in parallel; at most the topic's
-    partitions"""
+    """parts of the aggregates, published in parallel; at most the topic's partitions"""
     trigger: form.Micros = Field(100_000, ge=10_000)
-    """shortest time between two polls of the database; a longer one makes fewer and larger
-    transactions"""
+    """shortest time between two polls of the database; longer: fewer, larger transactions"""
 
 
 class Columns(Section):
-    """`[store.columns]`: the table's name of each column; only those that differ."""
-
     id: form.Column = "id"
     """a unique ascending number; '' if the table has none"""
     aggregate_id: form.KeyColumns = ("aggregate_id",)
@@ -91,10 +79,8 @@ class Columns(Section):
 
 
 class Store(Section):
-    """`[store]`"""
-
     url: form.StoreUrl
-    """mysql+pymysql://user@host:3306/database"""
+    """mysql+pymysql://user@host:3306/database, special characters quoted (%40 for @)"""
     password: form.Secret | None = None
     """the account's password; wins over one in store.url from the same source"""
     password_file: form.File = None
@@ -104,19 +90,18 @@ class Store(Section):
     first_version: form.Whole = Field(1, ge=0, le=1)
     """version of an aggregate's first event; 0 in Axon's tables"""
     time_zone: form.Zone = "auto"
-    """zone of a DATETIME create_time: an IANA name or offset; auto = the server's"""
+    """zone of a DATETIME create_time: auto (the server's), an IANA name or an offset (+02:00)"""
     connect_timeout: form.Micros = Field(5_000_000, ge=1_000_000, le=3_600_000_000)
     """longest wait for a connection; 1s to 1h"""
     allow_replica: bool = False
-    """read from a replica, although rows that it applies later than recount.horizon after their
-    create_time may be lost, and the primary's open transactions are not seen"""
+    """read from a replica: rows that it applies more than recount.horizon after their create_time
+    may be lost, and the primary's open transactions are not seen"""
     takes_all_writes: bool = False
     """your promise that every writer of the event table uses the server in url although others
-    accept writes, too (Galera, a group in multi-primary mode, two servers that replicate each
-    other); eventpub cannot check it"""
+    accept writes, too (Galera, multi-primary replication); eventpub cannot check it"""
     without_identity: Literal["stop", "skip"] = "stop"
-    """rows whose aggregate_id or version is NULL: 'stop' with the error store.row_invalid, or count
-    and 'skip' them: they appear neither on the topic nor among the dead letters"""
+    """rows whose aggregate_id or version is NULL: 'stop' with the error store.row_invalid, or
+    'skip': count them; they are neither on the topic nor dead letters"""
     columns: Columns = Columns()
 
     @property
@@ -127,38 +112,29 @@ class Store(Section):
 
 
 class Read(Section):
-    """`[read]`"""
-
     start: form.Start = "beginning"
     """events created up to this are not published: 'beginning' (publish all), 'now', or an RFC 3339
-    time; decided at the first start and kept in app.state_dir"""
+    time with its zone; decided at the first start and kept in app.state_dir"""
     delay: form.Micros = 1_000_000
-    """age at which events are read, so that transactions can commit first: the boundary is the
-    database's clock minus delay"""
+    """age at which events are read: the boundary is the database's clock minus delay"""
     page_rows: form.Whole = Field(50_000, ge=1, le=10_000_000)
     """most rows read at once"""
     watermark: Literal["auto", "off"] = "auto"
-    """auto: the boundary also waits for open transactions, where the account may see them
-    (PROCESS); off: read.delay alone"""
+    """auto: the boundary waits for open transactions, too, if the account sees them; off: never"""
     max_wait: form.Micros = 1_000_000
-    """longest wait of the boundary for an open transaction; the recount finds the events of a
-    transaction that is open for longer, once it has committed"""
+    """longest wait of the boundary for an open transaction; the recount finds later commits"""
 
 
 class Gaps(Section):
-    """`[gaps]`"""
-
     policy: Literal["hold_aggregate", "hold_shard"] = "hold_aggregate"
-    """what waits for a missing version: its aggregate, or its whole shard (keeps the order across
-    the shard's aggregates)"""
+    """what waits for a missing version: its aggregate, or its whole shard, which stays in order"""
     max_backoff: form.Whole = Field(8, ge=1, le=30)
-    """number of attempts (not a time) before a missing version is skipped; 8 with
-    backoff_base = '250ms' take 63.75 s"""
+    """attempts before a missing version is skipped; 8 with backoff_base = '250ms' take 63.75 s"""
     backoff_base: form.Micros = Field(250_000, le=3_600_000_000)
     """wait before the first attempt after the gap was seen; doubles each time"""
     late: Literal["publish", "divert", "drop"] = "publish"
-    """what to do with an event that appears after its version was skipped: publish it with the
-    header eventpub_late, divert it to <topic>.late, or drop it"""
+    """an event that appears after its version was skipped: publish it with the header
+    eventpub_late, divert it to <topic>.late, or drop it"""
 
     @property
     def longest_wait(self) -> int:
@@ -167,23 +143,17 @@ class Gaps(Section):
 
 
 class Recount(Section):
-    """`[recount]`"""
-
     horizon: form.Micros = Field(300_000_000, le=86_400_000_000)
-    """age up to which the rows of each bucket (one second of create_time) are counted again, to
-    find events that committed late and that no later version points to; 0 = off"""
+    """age up to which the rows of each second of create_time are counted again, to find events
+    that committed late and that no later version points to; 0 = off"""
     rows_in_past: Literal["stop", "count"] = "stop"
-    """what to do when rows keep being inserted with a create_time older than recount.horizon,
-    because of another time zone or an import of old rows: 'stop' with the error store.rows_in_past,
-    or 'count' their buckets again, which publishes the rows that are seen"""
+    """rows that keep being inserted with a create_time older than recount.horizon (another time
+    zone, an import): 'stop' with the error store.rows_in_past, or 'count' them again and publish"""
 
 
 class Sink(Section):
-    """`[sink]`"""
-
     topic: form.Topic
-    """topic of the events, 1 to 240 of A-Z a-z 0-9 . _ -, without other writers; its side topics
-    are <topic>.gaps, .dead and .late"""
+    """topic of the events, 1 to 240 of A-Z a-z 0-9 . _ -, without other writers"""
     bootstrap_servers: form.Servers = "127.0.0.1:9092"
     """brokers, host:port, comma-separated; a port from 1 to 65535, by default 9092"""
     kind: Literal["kafka"] = "kafka"
@@ -202,51 +172,42 @@ class Sink(Section):
     dead_limit: form.Whole = Field(100, ge=1, le=1_000_000_000)
     """most dead letters in a row; one more stops the publisher"""
     accept_topic_id: str = ""
-    """Kafka's id (`eventpub doctor` shows it) of a recreated or another topic to continue in: only
-    what was not published before is published there"""
+    """Kafka's id (`eventpub doctor` shows it) of a recreated or another topic, in which only what
+    was not published before is published"""
     properties: form.Properties = Field(default_factory=dict, repr=False)
     """properties of librdkafka; `NAME.file` names a file that holds the value of `NAME`"""
     token_provider: form.Function = None
-    """for SASL/OAUTHBEARER: `package.module:function`, called with sasl.oauthbearer.config; returns
-    a token and when it expires, in seconds since 1970"""
+    """for OAUTHBEARER: `package.module:function`, called with sasl.oauthbearer.config; returns a
+    token and when it expires, in seconds since 1970"""
 
     @property
     def gaps_topic(self) -> str:
-        """The topic of recorded skips."""
         return f"{self.topic}.gaps"
 
     @property
     def dead_topic(self) -> str:
-        """The topic of refused rows."""
         return f"{self.topic}.dead"
 
     @property
     def late_topic(self) -> str:
-        """The topic of late events where `gaps.late` is "divert"."""
         return f"{self.topic}.late"
 
     @property
     def topics(self) -> tuple[str, str, str, str]:
-        """The topic and those beside it."""
         return self.topic, self.gaps_topic, self.dead_topic, self.late_topic
 
 
 class Spark(Section):
-    """`[spark]`"""
-
     master: form.Master = "local[*]"
     """Spark's master: 'local[*]' or 'local[N]', with at least as many slots as there are shards,
     'local-cluster[…]', 'spark://host:port', 'k8s://…' or 'yarn'"""
     trigger: form.Micros = Field(600_000, ge=10_000)
-    """shortest time from the start of one micro-batch to the next, where run.trigger is shorter; a
-    batch costs about 0.15 s of CPU, however few rows it has"""
+    """shortest time from the start of one micro-batch to the next, where run.trigger is shorter"""
     properties: form.Properties = Field(default_factory=dict, repr=False)
     """properties of Spark"""
 
 
 class State(Section):
-    """`[state]`: what the executors of a cluster share (engine Spark)."""
-
     location: form.Location = ""
     """location that all executors share: a folder, or s3://…, gs://…, az://… or abfss://…; '' = in
     app.state_dir (one machine)"""
@@ -255,13 +216,11 @@ class State(Section):
 
 
 class Ops(Section):
-    """`[ops]`"""
-
     http: form.HttpAddress = "127.0.0.1:8077"
     """address:port of metrics, health and dashboard, such as 127.0.0.1:8077; '' = off"""
     token: form.Token | None = None
-    """secret required to pause, resume, retry and skip on the dashboard; at least 16 characters;
-    unset = the dashboard is read-only"""
+    """secret required to pause, resume, retry and skip on the dashboard, 16 or more printable ASCII
+    characters (openssl rand -hex 16); unset = the dashboard is read-only"""
     token_file: form.File = None
     """a file that holds the token, instead"""
     log: Literal["auto", "text", "json"] = "auto"
@@ -269,8 +228,6 @@ class Ops(Section):
 
 
 class Config(Section):
-    """The whole of `eventpub.toml`."""
-
     app: App
     run: Run = Run()
     store: Store
@@ -283,55 +240,35 @@ class Config(Section):
     ops: Ops = Ops()
 
 
-def contradictions(config: Config, origins: Mapping[str, str]) -> Iterator[ConfigError]:
-    """Values that are right alone and wrong together; with the origin of each by its key."""
-    sink = config.sink
-    of_sink = {n: refused_property(n, v, sink.delivery) for n, v in sink.properties.items()}
-    of_spark = {n: refused_spark_property(n, v) for n, v in config.spark.properties.items()}
-    for section, refused in (("sink", of_sink), ("spark", of_spark)):
-        for name, reason in refused.items():
-            key = f"{section}.properties.{name}"
-            if reason is not None:
-                yield ConfigError(
-                    "config.contradiction",
-                    f"{key} ({origins[key]}) cannot be set like this: {reason}",
-                    where=key,
-                    suggestion=f"remove {name} from [{section}.properties]",
-                )
+def contradictions(config: Config) -> Iterator[ConfigError]:
+    """Values that are right alone and wrong together."""
+    sink, code = config.sink, "config.contradiction"
+    for section, properties in ("sink", sink.properties), ("spark", config.spark.properties):
+        for name, value in properties.items():
+            why = form.refused_property(name, value, sink.delivery)
+            if section == "spark" and not name.startswith("spark."):
+                why = "Spark ignores names that do not begin with spark."
+            if why is not None:
+                where, fix = f"{section}.properties", f"remove {name} from [{section}.properties]"
+                text = f"{name} cannot be set like this: {why}"
+                yield ConfigError(code, text, where=f"{where}.{name}", suggestion=fix)
     if config.run.engine == "spark" and sink.delivery != "exactly_once":
         yield ConfigError(
-            "config.contradiction",
+            code,
             f'sink.delivery = "{sink.delivery}" is only for run.engine = "threads"',
             where="sink.delivery",
             suggestion='remove sink.delivery, or set run.engine = "threads"',
         )
     given = {name: value.upper() for name, value in sink.properties.items()}
-    mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms") or ""
-    has_token = (
-        sink.token_provider is not None
-        or given.get("sasl.oauthbearer.method") == "OIDC"
-        or given.get("enable.sasl.oauthbearer.unsecure.jwt") == "TRUE"
-    )
-    if mechanism == "OAUTHBEARER" and not has_token:
+    of_library = given.get("sasl.oauthbearer.method") == "OIDC"
+    of_library = of_library or given.get("enable.sasl.oauthbearer.unsecure.jwt") == "TRUE"
+    is_asked = "OAUTHBEARER" in {given.get("sasl.mechanism"), given.get("sasl.mechanisms")}
+    has_provider = sink.token_provider is not None
+    if is_asked != has_provider and not (is_asked and of_library):
         yield ConfigError(
-            "config.contradiction",
-            "sasl.mechanism is OAUTHBEARER, but no token source is configured",
+            code,
+            "the mechanism OAUTHBEARER and a source of its tokens need each other",
             where="sink.token_provider",
-            suggestion="set sink.token_provider, or sasl.oauthbearer.method = oidc with the other"
-            " sasl.oauthbearer.* in [sink.properties]",
-        )
-    if mechanism != "OAUTHBEARER" and sink.token_provider is not None:
-        yield ConfigError(
-            "config.contradiction",
-            "sink.token_provider is set, and sasl.mechanism is not OAUTHBEARER",
-            where="sink.token_provider",
-            suggestion='set "sasl.mechanism" = "OAUTHBEARER" in [sink.properties], or remove it',
-        )
-    elif given.get("security.protocol", "").startswith("SASL_") and not mechanism:
-        yield ConfigError(
-            "config.contradiction",
-            f"security.protocol is {given['security.protocol']}, and sasl.mechanism is not set",
-            where="sink.properties.security.protocol",
-            suggestion="set sasl.mechanism in [sink.properties] to one that the broker takes, such"
-            " as PLAIN or SCRAM-SHA-512",
+            suggestion='set "sasl.mechanism" = "OAUTHBEARER" in [sink.properties], and'
+            " sink.token_provider or sasl.oauthbearer.method = oidc; or none of them",
         )

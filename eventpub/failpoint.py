@@ -1,11 +1,9 @@
 """Named places where a test may stop a process for good, to kill it there.
 
-Off, and free of cost, unless ``EVENTPUB_FAILPOINT=name:hit:file`` is in the environment: the
-`hit`-th time that any process passes `name`, it writes its process id to `file` and waits to be
-killed, or until there is a file of that name with ``.go`` added: then it goes on, as a process that
-was stalled does. A file that exists already has been used: the failpoint stays off then, so that a
-restarted publisher passes. Of several, with commas between, each one is on when those before it
-were used.
+Off unless ``EVENTPUB_FAILPOINT=name:hit:file`` is in the environment: the `hit`-th time that a
+process passes `name`, it writes its process id to `file` and waits to be killed, or until there is
+a file of that name with ``.go`` added. Where `file` exists already, the failpoint is off, so that a
+restarted publisher passes. Of several, with commas between, each is on when those before were used.
 
 | name | the process is |
 |---|---|

@@ -1,20 +1,18 @@
 """Loading the configuration: the file, then the environment, then flags; later beats earlier.
 
-Each source is a list of (name, value, origin), merged into one table, which the models of
-`eventpub.config` check. What must hold: a name that means nothing is refused with the nearest one
-that does; every problem is reported at once; each value can be traced to where it came from; no
-secret appears in any message.
+An unknown name is refused with the nearest known one; all problems are reported at once, each with
+where its value came from; no secret appears in any message.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,34 +22,24 @@ from pydantic.fields import FieldInfo
 
 from eventpub import masking
 from eventpub.config import Config, contradictions
-from eventpub.config_values import FILE_SUFFIX, is_secret_property
+from eventpub.config_values import is_secret_property
 from eventpub.errors import ConfigError
 from eventpub.times import format_duration
 
 PREFIX = "EVENTPUB_"
-_DEFAULT_FILE = Path("eventpub.toml")
-_Source = Iterable[tuple[str, Any, str]]
-
-
-# --- keys
 
 
 class Key(NamedTuple):
-    """One key, as the documentation and `config show` see it.
+    """One key: its environment variable, its type and meaning, its default as a file has it."""
 
-    Args:
-        name: "store.columns.id"
-        variable: its environment variable.
-        info: its type, default and meaning.
-        is_map: it holds properties of a library, under names of their own.
-        default: as the file would write it; None where there is none.
-    """
-
-    name: str
     variable: str
     info: FieldInfo
-    is_map: bool
     default: Any
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it holds properties of a library."""
+        return str(self.info.annotation).startswith("dict")
 
 
 def effective(config: Config) -> dict[str, Any]:
@@ -61,46 +49,42 @@ def effective(config: Config) -> dict[str, Any]:
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        inner, key = value, f"{prefix}{name}"
+        if isinstance(value, str) and key in {"sink.properties", "spark.properties"}:
+            with contextlib.suppress(ValueError, RecursionError):
+                inner = json.loads(value)
+        yield from _leaves(inner, f"{key}.") if isinstance(inner, dict) else [(key, value)]
 
 
 _NEEDED = {"app": {"id": "-"}, "store": {"url": "mysql+pymysql://-/-"}, "sink": {"topic": "-"}}
 _DEFAULTS = effective(Config.model_validate(_NEEDED))
 
 
-def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Key]]:
     for field, info in model.model_fields.items():
         name, kind = f"{prefix}{field}", info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _walk(kind, f"{name}.")
+            yield from _keys(kind, f"{name}.")
         else:
             variable = PREFIX + name.upper().replace(".", "__")
-            default = None if info.is_required() else _DEFAULTS.get(name)
-            yield Key(name, variable, info, field == "properties", default)
+            yield name, Key(variable, info, None if info.is_required() else _DEFAULTS.get(name))
 
 
-KEYS: dict[str, Key] = {key.name: key for key in _walk(Config)}
+KEYS: dict[str, Key] = dict(_keys(Config))
 SECTIONS: tuple[str, ...] = tuple(dict.fromkeys(name.rpartition(".")[0] for name in KEYS))
 MAPS: tuple[str, ...] = tuple(name for name, key in KEYS.items() if key.is_map)
-_VARIABLES = {key.variable: key.name for key in KEYS.values()}
+_VARIABLES = {key.variable: name for name, key in KEYS.items()}
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A key's section and the rest; a property's name, which may have dots, is one."""
+    """A key's section and the rest, which may have dots where it is a property."""
     section = next((m for m in MAPS if name.startswith(f"{m}.")), name.rpartition(".")[0])
     return section, name.removeprefix(f"{section}.")
 
 
 def _is_secret(name: str) -> bool:
-    if name in KEYS:
-        return "SecretStr" in str(KEYS[name].info.annotation)
-    return is_secret_property(name)
-
-
-# --- loading
+    key = KEYS.get(name)
+    return "SecretStr" in str(key.info.annotation) if key else is_secret_property(name)
 
 
 class CombinedConfigError(ConfigError):
@@ -157,18 +141,20 @@ def load(  # noqa: PLR0913 (one a source)
         CombinedConfigError: several.
     """
     is_named = file is not None or bool(environ.get("EVENTPUB_CONFIG"))
-    named = file or Path(environ.get("EVENTPUB_CONFIG") or _DEFAULT_FILE)
+    named = file or Path(environ.get("EVENTPUB_CONFIG") or "eventpub.toml")
     is_read = reads_file and (is_named or named.exists())
-    flag = {key: f"--set {key}" for key in overrides} | {**(flags or {})}
+    variables = _of_environment(environ)
     table = _Table(named)
-    table.add((k, v, "default") for k, v in (defaults or {}).items())
-    table.add((k, v, f"file {named}") for k, v in (_read_toml(named) if is_read else {}).items())
-    table.add(_of_environment(environ))
-    table.add((k, v, f"flag {flag[k]}") for k, v in overrides.items())
+    table.add(defaults or {}, lambda _: "default")
+    table.add(_read_toml(named) if is_read else {}, lambda _: f"file {named}")
+    table.add(
+        {name: environ[v] for name, v in variables.items()}, lambda name: f"env {variables[name]}"
+    )
+    table.add(overrides, lambda name: f"flag {(flags or {}).get(name, f'--set {name}')}")
     config = table.validated()
     if config is None or table.problems:
         raise CombinedConfigError(table.problems) if table.problems[1:] else table.problems[0]
-    origins = {name: "default" for name, key in KEYS.items() if not key.is_map} | table.origins
+    origins = {name: "default" for name in KEYS if name not in MAPS} | table.origins
     return Loaded(config, origins, named if is_read else None)
 
 
@@ -190,32 +176,17 @@ def read_file(file: Path, key: str) -> str:
         ) from None
 
 
-def _read_secret(file: Path, key: str) -> masking.FileSecret:
-    text = read_file(file, key).rstrip("\r\n")
-    if not text:
-        raise ConfigError(
-            "config.password_file",
-            f"{file} is empty",
-            where=key,
-            suggestion="write the secret into it, or remove the key",
-        )
-    masking.remember(text)
-    return masking.FileSecret(text, file.absolute())
-
-
 def _read_toml(file: Path) -> dict[str, Any]:
     text = read_file(file, str(file))
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        is_repeated = re.match("Cannot (overwrite|declare|redefine)|Duplicate", str(error))
         raise ConfigError(
             "config.file_invalid",
             f"{file} is not TOML: {error}",
             where=str(file),
-            suggestion="the key or section on this line is a duplicate: remove one"
-            if is_repeated
-            else 'put text in quotes, and names with dots, too: "compression.type" = "lz4"',
+            suggestion='put text in quotes, and names with dots, too: "compression.type" = "lz4";'
+            " of duplicates, keep one",
         ) from None
 
 
@@ -229,23 +200,21 @@ _OURS = re.compile(rf"{PREFIX}|(?i:{PREFIX}[a-z]+__)")
 """In another case only with two underscores: `eventpub_home` may be a shell's own."""
 
 
-def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    found = {}
     for variable, value in sorted(environ.items()):
         if not _OURS.match(variable) or _OF_OTHERS.match(f"{variable}={value}"):
             continue
-        owner, is_property, prop = variable.partition("PROPERTIES__")
-        if is_property and (section := _VARIABLES.get(f"{owner}PROPERTIES")):
+        owner, _, prop = variable.partition("PROPERTIES__")
+        name = _VARIABLES.get(variable, variable)
+        if prop and (section := _VARIABLES.get(f"{owner}PROPERTIES")):
             name = f"{section}.{prop.lower().replace('_', '.')}"
-        else:
-            name = _VARIABLES.get(variable, variable)
-        yield name, value, f"env {variable}"
-
-
-# --- values
+        found[name] = variable
+    return found
 
 
 class _Table:
-    """The values of all sources by key, the last source on top, and what is wrong with them."""
+    """The values of all sources by key, and what is wrong with them."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -253,75 +222,52 @@ class _Table:
         self.origins: dict[str, str] = {}
         self.problems: list[ConfigError] = []
 
-    def add(self, source: _Source) -> None:
-        """Put a source above the others.
-
-        A password within its URL is above those of the others; `store.password` of the same source
-        is above that.
-        """
-        entries = [*source]
-        url = next((str(value) for name, value, _ in entries if name == "store.url"), "")
-        if re.match(r"[^:]*://[^/?#]*:[^/?#]*@", url):
-            for key in ("store.password", "store.password_file"):
-                self._values.pop(key, None)
-                self.origins.pop(key, None)
-        for name, value, origin in entries:
-            self._put(name, value, origin)
-
-    def _put(self, name: str, value: Any, origin: str) -> None:
-        """A value, or a table of some; ``compression.type = "lz4"`` without quotes is one, too."""
-        if name in MAPS and isinstance(value, str):
-            with contextlib.suppress(ValueError, RecursionError):
-                value = json.loads(value)
-        is_table, is_property = name in SECTIONS or name in MAPS, _split(name)[0] in MAPS
-        if isinstance(value, dict) and (is_table or is_property):
-            for key, inner in value.items():
-                self._put(f"{name}.{key}", inner, origin)
-        elif is_table:
-            self._refuse(
-                "config.invalid_value",
-                f"{name} ({origin}) is a table, not a value",
-                name,
-                fix=f"write [{name}] on a line of its own, its keys below it; in the environment,"
-                " properties are a JSON object",
-            )
-        elif name in KEYS or is_property:
-            for secret in _secrets_in(name, value):
-                masking.remember(secret)
-            self._values[name], self.origins[name] = value, origin
-        else:
-            message = f"there is no configuration key {name} ({origin})"
-            self._refuse("config.unknown_key", message, name, fix=_meant(name, origin))
+    def add(self, source: Mapping[str, Any], origin_of: Callable[[str], str]) -> None:
+        """Add a source that beats those before it; a password within its URL beats theirs, too."""
+        origins = {k: origin_of(name) for name in source for k, _ in _leaves({name: source[name]})}
+        entries = dict(_leaves(source))
+        if re.match(r"[^:]*://[^/?#]*:[^/?#]*@", str(entries.get("store.url", ""))):
+            self._values.pop("store.password", None)
+            self.origins.pop("store.password", None)
+        for name, value in entries.items():
+            origin, section = origins[name], _split(name)[0]
+            if name in SECTIONS or name in MAPS:
+                message = f"{name} ({origin}) is a table, not a value"
+                fix = f"write [{name}] on a line of its own, its keys below it; or a JSON object"
+                self._refuse("config.invalid_value", message, name, fix=fix)
+            elif name not in KEYS and section not in MAPS:
+                message = f"there is no configuration key {name} ({origin})"
+                self._refuse("config.unknown_key", message, name, fix=_meant(name, origin))
+            elif meant := _named_by_file(name, value):
+                if meant in entries:
+                    both = f"both {meant} and {name} are set"
+                    self._refuse("config.contradiction", both, name, fix="keep one of the two")
+                else:
+                    self._read_secret(meant, name, Path(value))
+            else:
+                for secret in _secrets_in(name, value):
+                    masking.remember(secret)
+                self._values[name], self.origins[name] = value, origin
 
     def _refuse(self, code: str, message: str, key: str, *, fix: str) -> None:
         self.problems.append(ConfigError(code, message, where=key, suggestion=fix))
 
-    def _read_secret_files(self) -> None:
-        """Replace `store.password_file` by `store.password`, and so on.
-
-        Other machines need not have the file. The content of any is taken for a secret.
-        """
-        for key, file in [*self._values.items()]:
-            is_property = _split(key)[0] == "sink.properties"
-            meant = key.removesuffix(FILE_SUFFIX if is_property else "_file")
-            is_named = meant != key and (is_property or (meant in KEYS and file != ""))
-            if not is_named or not isinstance(file, str):
-                continue
-            del self._values[key]
-            if meant in self._values:
-                both = f"both {meant} and {key} are set"
-                self._refuse("config.contradiction", both, key, fix="keep one of the two")
-                continue
-            try:
-                secret = _read_secret(Path(file), key)
-            except ConfigError as problem:
-                self.problems.append(problem)
-                continue
-            self._values[meant] = secret if is_property else SecretStr(secret)
-            self.origins[meant] = f"file {file}"
+    def _read_secret(self, meant: str, key: str, file: Path) -> None:
+        try:
+            text = read_file(file, key).rstrip("\r\n")
+        except ConfigError as problem:
+            self.problems.append(problem)
+            return
+        if not text:
+            fix = "write the secret into it, or remove the key"
+            self._refuse("config.password_file", f"{file} is empty", key, fix=fix)
+            return
+        masking.remember(text)
+        secret = masking.FileSecret(text, file.absolute())
+        self._values[meant] = SecretStr(secret) if meant in KEYS else secret
+        self.origins[meant] = f"file {file}"
 
     def validated(self) -> Config | None:
-        self._read_secret_files()
         nested: dict[str, Any] = {s: {} for s in SECTIONS if "." not in s}
         for key, value in self._values.items():
             section, name = _split(key)
@@ -335,79 +281,66 @@ class _Table:
             for detail in error.errors(include_url=False, include_input=False):
                 self._refuse_value(detail)
             return None
-        self.problems += contradictions(config, self.origins)
+        for problem in contradictions(config):
+            problem.message += f" ({self.origins.get(str(problem.where), 'default')})"
+            self.problems.append(problem)
         return config
 
     def _refuse_value(self, detail: Mapping[str, Any]) -> None:
         names = accumulate(map(str, detail["loc"]), "{}.{}".format)
-        # the fault may be that of one name of a list
         key = [name for name in names if name in KEYS or name in self._values][-1]
         if detail["type"] == "missing":
             there = "" if self._file.exists() else " (no such file)"
             variable = KEYS[key].variable
-            self._refuse(
-                "config.missing_key",
-                f"{key} is not set; looked in {self._file}{there}, {variable} and the flags",
-                key,
-                fix=f"set it in the file, by {variable}, or by --set {key}=…",
-            )
+            message = f"{key} is not set; looked in {self._file}{there}, {variable} and the flags"
+            fix = f"set it in the file, by {variable}, or by --set {key}=…"
+            self._refuse("config.missing_key", message, key, fix=fix)
         else:
             value, origin = _quoted(key, self._values.get(key)), self.origins.get(key, "default")
-            self._refuse(
-                "config.invalid_value",
-                f"{key} = {value} ({origin}) is not valid",
-                key,
-                fix=f"it must be: {_wanted(detail, key)}",
-            )
+            message, fix = f"{key} = {value} ({origin}) is not valid", _wanted(detail, key)
+            self._refuse("config.invalid_value", message, key, fix=f"it must be: {fix}")
+
+
+def _named_by_file(name: str, value: Any) -> str | None:
+    """The key whose value is in the file that `store.password_file`, for example, names."""
+    if not isinstance(value, str):
+        return None
+    section, prop = _split(name)
+    if section == "sink.properties":
+        is_own = prop.startswith("sasl.oauthbearer.assertion.") and "pass" not in prop
+        return name.removesuffix(".file") if name.endswith(".file") and not is_own else None
+    meant = name.removesuffix("_file")
+    return meant if value and meant != name and meant in KEYS else None
 
 
 def _meant(name: str, origin: str) -> str:
-    """What a wrong name was meant for: a key or section of another section, or a misspelt one."""
     is_variable = origin.startswith("env ")
-    written = name.removeprefix(PREFIX).replace("__", ".") if is_variable else name
-    known = {key: key for key in (*KEYS, *SECTIONS)}
-    by_last = {key.rpartition(".")[2]: key for key in reversed(KEYS)}
-    wrong = written.lower()
-    last = wrong.rpartition(".")[2]
-    near = known.get(wrong) or by_last.get(last)
-    for names, text in ((known, wrong), (by_last, last)):
-        if near is None and (found := difflib.get_close_matches(text, names, n=1, cutoff=0.75)):
-            near = names[found[0]]
-    if is_variable and near in KEYS:
-        return f"did you mean {KEYS[near].variable}?"
+    written = (name.removeprefix(PREFIX).replace("__", ".") if is_variable else name).lower()
+    names = {key.rpartition(".")[2]: key for key in reversed(KEYS)}
+    names |= {key: key for key in (*KEYS, *SECTIONS)}
+    texts = (written, written.rpartition(".")[2])
+    found = [near for text in texts for near in get_close_matches(text, names, 1, 0.75)]
+    if found:
+        near = names[found[0]]
+        shown = f"[{near}]" if near in SECTIONS else KEYS[near].variable if is_variable else near
+        return f"did you mean {shown}?"
     if is_variable:
         return "unset it; names are EVENTPUB_<SECTION>__<KEY>, with two underscores between"
-    if near is not None:
-        return f"did you mean {near if near in KEYS else f'[{near}]'}?"
     beside = [key for key in KEYS if _split(key)[0] == _split(name)[0]]
     return f"known are {', '.join(beside or SECTIONS)}"
 
 
-_WANTED = {
-    "int": "a whole number",
-    "finite": "a whole number",
-    "bool": "true or false",
-    "string": "text",
-    "string_too_short": "some text; leave the key out for the default",
-    "path": "the path of a file or folder",
-    "tuple": 'a list of names, such as ["a", "b"]',
-    "greater": "at least {ge}",
-    "less": "at most {le}",
-}
-"""What a value must be, by pydantic's name of the fault, or its first word."""
-
-
 def _wanted(detail: Mapping[str, Any], key: str) -> str:
-    kind: str = detail["type"]
-    if kind == "string_pattern_mismatch":
-        return " ".join(str(KEYS[key].info.description).split())
-    wanted = _WANTED.get(kind) or _WANTED.get(kind.partition("_")[0])
-    if wanted is None:
-        return re.sub(r"^(Value error, |Input should be )", "", detail["msg"])
-    limits = detail.get("ctx", {})
-    if isinstance(KEYS[key].default, str):
-        limits = {name: format_duration(micros) for name, micros in limits.items()}
-    return wanted.format_map(limits)
+    info, default = (KEYS.get(key) or KEYS[_split(key)[0]])[1:]
+    kind, limits = detail["type"].partition("_")[0], detail.get("ctx", {})
+    if kind in {"int", "finite", "bool"}:
+        return "true or false" if kind == "bool" else "a whole number"
+    if kind in {"greater", "less"}:
+        [(name, limit)] = limits.items()
+        shown = format_duration(limit) if isinstance(default, str) else limit
+        return f"at {'least' if name == 'ge' else 'most'} {shown}"
+    said = re.sub("^(Value error, |Input should be )", "", detail["msg"])
+    return (kind in {"literal", "value"} and said) or " ".join(str(info.description).split())
 
 
 def _quoted(key: str, value: Any) -> str:
@@ -418,16 +351,14 @@ def _quoted(key: str, value: Any) -> str:
 
 
 def _secrets_in(key: str, value: Any) -> list[str]:
-    """What of a value must never be shown: passwords of a URL, of options of Java, or all of it."""
+    """The parts of a value that must never be shown: of a URL, of options of Java, or all of it."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return []
     text = str(value)
-    named = re.findall(r"""-D([^\s=]+)=("[^"]*"|'[^']*'|\S+)""", text)
-    if key == "store.url":
-        named = re.findall(r"[?&]([^=&#]+)=([^&#]*)", text)
-        # up to the last @ of its first part, and of all: it may have special characters
-        ends = (r"[^/]*", r".*")
-        named += [("password", p) for end in ends for p in re.findall(f"://[^:/@]*:({end})@", text)]
-    elif _is_secret(key):
+    if _is_secret(key) and key != "store.url":
         return [text]
+    named = re.findall(r"""(?:-D|[?&])([^\s=&]+)=("[^"]*"|'[^']*'|[^\s&#]+)""", text)
+    # of a URL up to the last @ of its first part, and of all: it may have special characters
+    ends = (r"[^/]*", r".*") if key == "store.url" else ()
+    named += [("password", p) for end in ends for p in re.findall(f"://[^:/@]*:({end})@", text)]
     return [word.strip("\"'") for name, word in named if is_secret_property(name)]

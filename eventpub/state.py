@@ -12,9 +12,8 @@ index/          one folder a shard, per number of shards
 spark/          Spark's scratch files
 spark.log       what Spark and its workers printed
 
-start.json, run.json, progress.json and requests that wait must outlive a power failure: they are
-synced, and a start does without any of them all the same (see `publisher.prepare`). The index is
-repaired from the topic. The directory is for nobody but the publisher's user: ids are in it, and
+start.json, run.json, progress.json and requests are synced, and a start does without any of them
+all the same (see `publisher.prepare`). Only the publisher's user has access: ids are in it, and
 payloads as far as Spark writes any.
 """
 
@@ -55,8 +54,7 @@ _LEFT_OVER = 60.0
 class StateDir:
     """Paths and small files of one publisher's state.
 
-    The directory is made by who writes into it first (`lock`, `keep`): a command that asks how a
-    publisher stands leaves nothing where none has run.
+    `lock` and `keep` create the directory; reading it does not.
     """
 
     def __init__(self, root: Path) -> None:
@@ -87,12 +85,9 @@ class StateDir:
                 give_to_owner(self.lock_file)
 
     def require_ours(self) -> None:
-        """Whatever is deleted or closed to others here must be a publisher's.
+        """Raises `StateError` state.not_ours: the folder has files, and no publisher has made it.
 
-        An empty volume may have `lost+found` and hidden files, which are left as they are.
-
-        Raises:
-            StateError: state.not_ours: the folder has files, and no publisher has made it.
+        An empty volume may have `lost+found` and hidden files.
         """
         if self.lock_file.exists() or self.identities() or self.indexed():
             return
@@ -148,11 +143,7 @@ class StateDir:
         )
 
     def listen(self) -> socket.socket:
-        """The socket on which the publisher that holds the lock answers its own user's commands.
-
-        Raises:
-            OSError: the directory's file system takes none.
-        """
+        """The socket on which the publisher answers; OSError: the file system takes none."""
         with self._socket() as (listening, address):
             listening.bind(address)
             self.socket_file.chmod(0o600)
@@ -160,11 +151,7 @@ class StateDir:
         return listening
 
     def connect(self, timeout: float) -> socket.socket:
-        """A connection to the running publisher.
-
-        Raises:
-            OSError: none runs, or it does not answer yet.
-        """
+        """A connection to the running publisher; OSError: none runs, or it does not answer yet."""
         with self._socket() as (connection, address):
             connection.settimeout(timeout)
             connection.connect(address)
@@ -172,7 +159,7 @@ class StateDir:
 
     @contextmanager
     def _socket(self) -> Iterator[tuple[socket.socket, str]]:
-        """A socket, and the path of ours in less than the 108 bytes that the kernel takes."""
+        """A socket, and our path in less than the 108 bytes that the kernel takes."""
         folder = os.open(self.root, os.O_RDONLY)
         made = socket.socket(socket.AF_UNIX)
         try:
@@ -185,7 +172,7 @@ class StateDir:
             os.close(folder)
 
     def beat(self) -> None:
-        """Note in the lock that the publisher's loop turns; about once a second."""
+        """Note in the lock that the publisher's loop runs."""
         with suppress(OSError):
             os.utime(self.lock_file)
 
@@ -195,7 +182,7 @@ class StateDir:
         return 0.0
 
     def clear(self) -> None:
-        """Throw away what belongs to a run that is over; by who holds the lock."""
+        """Delete what a former run has left; the lock must be held."""
         shutil.rmtree(self.spark_scratch, ignore_errors=True)
         left = [*self.root.glob("*.json.*.new"), *self.requests.glob("*.new")]
         with suppress(OSError):
@@ -246,8 +233,7 @@ class StateDir:
         return [file for file in self._files if file.exists() and self.read(file) is None]
 
     def read_progress(self) -> dict[str, Any] | None:
-        """What progress.json says, for a command that would be wrong without it; None: there is
-        none.
+        """What progress.json says; None: there is none.
 
         Raises:
             StateError: state.file_damaged
@@ -279,7 +265,7 @@ class StateDir:
         shutil.rmtree(self.index / f"{shards}-shards", ignore_errors=True)
 
     def set_aside(self, shards: int, partitions: int) -> None:
-        """Keep the indexes of a former number of partitions, to be taken over by new ones."""
+        """Keep the indexes of a former number of partitions, for the new ones to read."""
         source, aside = self.index / f"{shards}-shards", self.index / f"former-{partitions}"
         if source.exists() and not aside.exists():
             source.rename(aside)
@@ -304,29 +290,16 @@ class StateDir:
         self.write(self.requests / f"{request.id}.json", asdict(request), lasting=True)
 
     def kept(self) -> list[Request]:
-        """The requests that are not answered, oldest first; other files are passed over."""
-        found = (request for _, request in self._requests())
-        return [request for request in found if request is not None]
-
-    def not_requests(self) -> list[str]:
-        """Names of the files among the requests that are none."""
-        return [file.name for file, request in self._requests() if request is None]
-
-    def _requests(self) -> list[tuple[Path, Request | None]]:
+        """The requests that are not answered, oldest first; other files are ignored."""
         try:
-            files = [file for file in self.requests.iterdir() if file.suffix != ".new"]
-            files.sort(key=lambda file: file.stat().st_mtime_ns)
+            files = sorted(self.requests.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         except FileNotFoundError:  # answered at this moment
             return []
-        own = {file for file in files if file.suffix == ".json" and file.is_file()}
-        return [(f, _request(self.read(f), f) if f in own else None) for f in files]
+        found = (_request(self.read(file), file) for file in files if file.is_file())
+        return [request for request in found if request is not None]
 
     def withdraw(self, request: Request) -> bool:
-        """Take a request back; False where it was answered before.
-
-        Raises:
-            StateError: state.not_writable
-        """
+        """Remove a request; False: it was answered before."""
         file = self.requests / f"{request.id}.json"
         with mapping(file), suppress(FileNotFoundError):
             file.unlink()
@@ -344,7 +317,7 @@ class StateDir:
         return sorted(int(number) for number in found if number.isdigit())
 
     def index_of(self, progress: Mapping[str, Any], number: int, shards: int) -> Path:
-        """The folder of a shard's index, as of the engine that has written the progress."""
+        """The folder of a shard's index, by the engine that has written the progress."""
         if progress.get("engine") == "spark":
             return self.query_index(str(progress.get("query")), number)
         return self.shard_index(shards, number)

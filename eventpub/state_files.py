@@ -12,8 +12,6 @@ from pathlib import Path
 
 from eventpub.errors import StateError
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-
 
 def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
     """Replace a file atomically, also where another process replaces it at the same time.
@@ -47,7 +45,7 @@ def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
 
 
 def give_to_owner(path: Path) -> None:
-    """What root makes (an operator's command) belongs to the publisher's user: it is to read it."""
+    """Give a file that root has made to the owner of its folder, the publisher's user."""
     if os.geteuid() == 0:
         of = path.parent.stat()
         with suppress(OSError):  # a file system without owners
@@ -80,7 +78,7 @@ def is_disk_full(text: str) -> bool:
 def _mapped(error: OSError, path: Path) -> StateError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return disk_full(str(path))
-    if error.errno in _NO_LOCKS:
+    if error.errno in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
         return StateError(
             "state.no_locks",
             f"files cannot be locked: {error.strerror}; a second publisher could not be refused",
@@ -88,20 +86,13 @@ def _mapped(error: OSError, path: Path) -> StateError:
             suggestion="set app.state_dir to a folder on a local disk; on NFS, mount it with"
             " locking (NFS 4, or lockd, and without nolock)",
         )
-    if error.errno == errno.EACCES and (owner := _owner(path)):
-        return StateError(
-            "state.not_writable",
-            f"permission denied: it belongs to user {owner}",
-            where=str(path),
-            suggestion=f"run the command as {owner} (sudo -u {owner} …) if that user runs the"
-            " publisher; otherwise give this user write access, or set app.state_dir to another"
-            " folder",
-        )
+    owner = _owner(path) if error.errno == errno.EACCES else None
     return StateError(
         "state.not_writable",
-        f"cannot be written: {error.strerror}",
+        f"cannot be written: {error.strerror}" + (f"; it belongs to user {owner}" if owner else ""),
         where=str(path),
-        suggestion="give the publisher's user write access, set app.state_dir to another folder,"
+        suggestion=(f"run the command as that user (sudo -u {owner} …), " if owner else "")
+        + "give the publisher's user write access, set app.state_dir to another folder,"
         " or, if it was moved, move it back",
     )
 

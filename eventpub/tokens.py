@@ -1,10 +1,9 @@
 """The user's own function that gives Kafka's clients their OAUTHBEARER tokens.
 
 Named by `sink.token_provider` as ``package.module:function``. It is called with the text of the
-property `sasl.oauthbearer.config` ("" where there is none), for each client and again when four
-fifths of a token's life are over, and returns ``(token, expires)``, the latter in seconds since
-1970, UTC; optionally followed by the principal and a mapping of SASL extensions. It runs in every
-process of the publisher, a Spark executor included, and may be called by several threads.
+property `sasl.oauthbearer.config` ("" where there is none), by several threads and in every process
+of the publisher, and returns ``(token, expires)``, in seconds since 1970, UTC; optionally followed
+by the principal and a mapping of SASL extensions.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ class TokenProvider:
 
 
 def token_failed(how: str) -> SinkError:
-    """The function gives no token; waiting may help, since its issuer may be away."""
     return SinkError(
         "sink.token_failed",
         f"no token for Kafka: {how}",
@@ -68,7 +66,6 @@ def token_failed(how: str) -> SinkError:
 
 
 def provider_failed(how: str) -> SinkError:
-    """The identity provider that librdkafka asks gives no token, or is away."""
     return SinkError(
         "sink.token_failed",
         f"the identity provider returned no token for Kafka: {how}",

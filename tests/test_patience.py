@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from eventpub.errors import SinkError
-from eventpub.patience import OUTAGE, Patience
+from eventpub.times import OUTAGE, Patience
 
 
 def test_an_outage_is_waited_for_and_logged_once_a_minute(

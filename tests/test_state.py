@@ -169,13 +169,12 @@ def test_a_directory_that_cannot_be_written_is_named_whatever_is_to_be_kept(tmp_
         assert str(caught.value.where).startswith(str(state.requests))
 
 
-def test_what_is_no_file_among_the_requests_is_named_and_not_read(tmp_path: Path) -> None:
+def test_what_is_no_file_among_the_requests_is_not_read(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.keep(Request("r", "retry", "a"))
     (state.requests / ".snapshot").mkdir()
     (state.requests / "notes.txt").write_bytes(b"\xff")
     assert state.kept() == [Request("r", "retry", "a")]
-    assert sorted(state.not_requests()) == [".snapshot", "notes.txt"]
 
 
 def test_another_users_directory_is_said_to_be_so(
@@ -225,7 +224,6 @@ def test_a_file_that_is_no_request_is_passed_over(tmp_path: Path, text: str) -> 
     state.lock_file.touch()
     (state.requests / "notes.txt").touch()
     state.keep(Request("r1", "retry", "a"))
-    assert sorted(state.not_requests()) == ["notes.txt", "r.json"]
     assert len([*state.requests.iterdir()]) == 3
 
 

@@ -16,29 +16,11 @@ from typing import IO
 import click
 
 from eventpub import __version__, log
+from eventpub.cli import output
 from eventpub.cli.commands import bench_command, config, demo, doctor, init, migrate, run
-from eventpub.cli.events import dead, publish, trace
-from eventpub.cli.output import (
-    DONE,
-    READER_GONE,
-    WRONG_USE,
-    ReaderGoneError,
-    Report,
-    Stopped,
-    as_error,
-    hold_signals,
-    leave_signals,
-    only_stderr,
-    stop_at_signals,
-    take_signals,
-    take_streams,
-    why_ended,
-    write_error,
-    write_json,
-    write_text,
-)
+from eventpub.cli.events import dead, publish, replay, trace, verify
+from eventpub.cli.output import ReaderGoneError, Report, Stopped, as_error, write_error
 from eventpub.cli.status import gaps, pause, resume, status
-from eventpub.cli.verify import replay, verify
 from eventpub.errors import EventpubError
 from eventpub.masking import mask
 
@@ -52,23 +34,9 @@ def eventpub() -> None:
 
 
 for _command in (
-    init,
-    migrate,
-    doctor,
-    run,
-    status,
-    pause,
-    resume,
-    gaps,
-    dead,
-    publish,
-    verify,
-    replay,
-    trace,
-    config,
-    demo,
-    bench_command(),
-):
+    init, migrate, doctor, run, status, pause, resume, gaps, dead, publish, verify, replay, trace,
+    config, demo, bench_command(),
+):  # fmt: skip
     eventpub.add_command(_command)
 
 
@@ -86,19 +54,17 @@ def main(arguments: list[str] | None = None) -> int:
     is_whole_process = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     if is_whole_process:
-        take_streams()
+        output.take_streams()
         # should a library written in C crash, stderr says what each thread was doing
         with suppress(RuntimeError, ValueError, OSError):
             faulthandler.enable()
     threading.excepthook = _report_thread
     if threading.current_thread() is threading.main_thread():
-        take_signals()
+        output.take_signals()
     try:
         status = _answered(arguments)
     finally:
-        if is_whole_process:
-            leave_signals()
-        stop_at_signals()
+        output.release_signals(to_default=is_whole_process)
     return _leave(status) if is_whole_process else status
 
 
@@ -106,10 +72,10 @@ def _answered(arguments: list[str]) -> int:
     try:
         if "--json" not in arguments:
             return _run(arguments, None)
-        with only_stderr() as out:
+        with output.only_stderr() as out:
             return _run(arguments, out)
     except ReaderGoneError:
-        return READER_GONE
+        return output.READER_GONE
     except EventpubError as failed:  # the answer is known, and cannot be written
         write_error(failed, failed)
         return failed.exit_status
@@ -126,7 +92,7 @@ def _leave(status: int) -> int:
     try:
         sys.stdout.flush()  # Python's end would complain, with an exit status of its own
     except ReaderGoneError:
-        status = READER_GONE
+        status = output.READER_GONE
     except EventpubError as failed:
         write_error(failed, failed)
         status = failed.exit_status
@@ -143,30 +109,28 @@ def _run(arguments: list[str], out: IO[bytes] | None) -> int:
     try:
         answer = eventpub.main(arguments, prog_name="eventpub", standalone_mode=False)
         if isinstance(answer, Report):
-            hold_signals()
+            output.hold_signals()
             if out is None:
-                write_text(answer)
+                output.write_text(answer)
     except click.exceptions.NoArgsIsHelpError as helped:
         helped.show()
-        return WRONG_USE
+        return output.WRONG_USE
     except (Exception, KeyboardInterrupt, Stopped) as raised:
-        hold_signals()
-        cause = why_ended(raised)
+        output.hold_signals()
+        cause = output.why_ended(raised)
         error, status = as_error(cause)
-        name = _command_name(arguments)
         if out is None:
-            write_error(error, cause, as_line=name == "run")
+            write_error(error, cause, as_line=_command_name(arguments) == "run")
             return status
-        answer = Report(name, False, mask(error.message), status=status, error=error)
+        answer = Report(False, mask(error.message), status=status, error=error)
     if not isinstance(answer, Report):
-        return answer if isinstance(answer, int) else DONE
+        return answer if isinstance(answer, int) else output.DONE
     if out is not None:
-        write_json(answer, out)
+        output.write_json(_command_name(arguments), answer, out)
     return answer.exit_status
 
 
 def _command_name(arguments: list[str]) -> str:
-    """The command that was meant, for an answer that it could not give itself."""
     words = []
     group: click.Command | None = eventpub
     for argument in arguments:

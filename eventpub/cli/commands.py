@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,16 +12,16 @@ import click
 
 import eventpub
 from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
-from eventpub.cli.output import DONE, NO, Line, Part, Report, Span, Table
+from eventpub.cli.output import STYLES, Line, Part, Report, Span, Table
 from eventpub.errors import ConfigError
 from eventpub.terminal import counted
 
 if TYPE_CHECKING:
+    from eventpub.config import Config
     from eventpub.errors import Check
 
 _STORE = ("store.url", "store.table")
 _SINK = ("sink.bootstrap_servers", "sink.topic")
-_STYLES = {"ok": "green", "warn": "yellow", "wrong": "bold red", "skipped": "dim"}
 _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 
 
@@ -43,7 +42,7 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @configured(
     "store.url", "store.table", "app.id", "sink.topic", "sink.bootstrap_servers", "ops.log",
-    texts={"store.table": "The event table; default: the likeliest one."},
+    texts={"store.table": "The event table; default: the likeliest one."}, loads=False,
 )  # fmt: skip
 def init(request: Request, url: str | None, output: Path, force: bool) -> Report:
     """Write a first eventpub.toml for your database.
@@ -58,47 +57,45 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
 
     if not force:
         making.require_absent(output)
-    given = dict(request.overrides)
     if url is not None:
-        given["store.url"] = url
-    # a file that is there already is no base for what is to be written, unless it is named
-    asked = replace(request, overrides=given, reads_file=request.file is not None)
-    loaded = asked.load(defaults={"app.id": "events", "sink.topic": "events"})
+        request.overrides["store.url"] = url
+    loaded = request.load(
+        defaults={"app.id": "events", "sink.topic": "events"},
+        # a file that is there already is no base for what is to be written, unless it is named
+        reads_file=request.file is not None,
+    )
     result = making.init(loaded, output, force=force)
     summary = f"{result['file']} was written, for table {result['table']}"
     if result["framework"]:
         summary += f" of {result['framework']}"
-    return Report("init", True, summary, result, _proposal(result))
+    return Report(True, summary, result, _proposal(result))
 
 
-def _named(name: str | tuple[str, ...]) -> str:
-    return name if isinstance(name, str) else " and ".join(name)
+def _mapped(columns: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(k, v if isinstance(v, str) else " and ".join(v)) for k, v in columns.items()]
 
 
 def _proposal(result: dict[str, Any]) -> list[Part]:
-    parts: list[Part] = [
-        Line(f"{ours:>14} = {_named(name)}") for ours, name in result["columns"].items()
-    ]
-    parts += [Line((f"note: {note}", "yellow")) for note in result["notes"]]
+    lines: list[Span] = [f"{ours:>14} = {name}" for ours, name in _mapped(result["columns"])]
+    lines += [(f"note: {note}", "yellow") for note in result["notes"]]
     for other in result["others"]:
-        columns = ", ".join(f"{ours} = {_named(name)}" for ours, name in other["columns"].items())
+        columns = ", ".join(f"{ours} = {name}" for ours, name in _mapped(other["columns"]))
         question = f"or is it table {other['table']} ({columns})? then:"
-        parts.append(Line(f"{question} --table {other['table']} --force"))
-    steps = [f"{number}. {step}" for number, step in enumerate(result["next"], 1)]
-    for heading, lines, style in (
+        lines.append(f"{question} --table {other['table']} --force")
+    for heading, texts, style in (
         ("for the table:", result["statements"], "cyan"),
         ("an account for it:", result["account"], "cyan"),
-        ("next:", steps, ""),
+        ("next:", [f"{n}. {step}" for n, step in enumerate(result["next"], 1)], ""),
     ):
-        parts += [Line((heading, "bold"))] if lines else []
-        parts += [Line((f"  {line}", style)) for line in lines]
-    return parts
+        lines += [(heading, "bold")] if texts else []
+        lines += [(f"  {text}", style) for text in texts]
+    return [Line(line) for line in lines]
 
 
 @click.command()
 @click.option("--sql", is_flag=True, help="Print the statements instead of running them.")
 @click.option("--yes", is_flag=True, help="Alter an existing table without asking.")
-@configured(*_STORE, "ops.log")
+@configured(*_STORE, "ops.log", loads=False)
 def migrate(request: Request, sql: bool, yes: bool) -> Report:
     """Create the event table, or add what it lacks.
 
@@ -107,25 +104,23 @@ def migrate(request: Request, sql: bool, yes: bool) -> Report:
     loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE)
     from eventpub.sources.mysql.migrating import migrate, would_execute
 
-    table = loaded.config.store.table
+    store = loaded.config.store
 
     def ask(wanted: list[str]) -> None:
-        question = "\n".join([*wanted, f"alter {table} like this now?"])
+        question = "\n".join([*wanted, f"alter {store.table} like this now?"])
         if is_somebody_there() and not (yes or agrees(question)):
             raise _RefusedError
 
     try:
-        statements = (
-            would_execute(loaded.config.store) if sql else migrate(loaded.config.store, ask)
-        )
+        statements = would_execute(store) if sql else migrate(store, ask)
     except _RefusedError:
-        result = {"table": table, "statements": []}
-        return Report("migrate", False, "not done: nothing was altered", result)
-    result = {"table": table, "statements": statements}
+        result: dict[str, Any] = {"table": store.table, "statements": []}
+        return Report(False, "not done: nothing was altered", result)
+    result = {"table": store.table, "statements": statements}
+    text = f"done, {store.table} is ready: {' '.join(statements)}"
     if not statements:
-        return Report("migrate", True, "the event table has all that it needs", result)
-    text = ("\n" if sql else " ").join(statements)
-    return Report("migrate", True, text if sql else f"done, {table} is ready: {text}", result)
+        text = "the event table has all that it needs"
+    return Report(True, "\n".join(statements) if sql and statements else text, result)
 
 
 class _RefusedError(Exception):
@@ -133,41 +128,38 @@ class _RefusedError(Exception):
 
 
 @click.command()
-@configured("app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log")
-def doctor(request: Request) -> Report:
+@configured(
+    "app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log",
+    level=logging.WARNING,  # what the clients log, the checks say
+)  # fmt: skip
+def doctor(config: Config) -> Report:
     """Check your setup and print the fix. Checks everything that `run` needs; changes nothing."""
-    loaded = request.load(logging.WARNING)  # what the clients log, the checks say
     from eventpub.ops import doctor as examination
 
-    checks = examination.examine(loaded.config)
-    wrong = [c for c in checks if c.status == "wrong"]
-    warned = sum(c.status == "warn" for c in checks)
+    checks = examination.examine(config)
+    by = {status: [c.name for c in checks if c.status == status] for status in STYLES}
+    wrong, made = by["wrong"], len(checks) - len(by["skipped"])
     if wrong:
-        made = sum(c.status != "skipped" for c in checks)
         are = "is" if len(wrong) == 1 else "are"
-        names = ", ".join(c.name for c in wrong)
-        summary = f"{len(wrong)} of {counted(made, 'check')} {are} wrong: {names}"
-        if made < len(checks):
-            summary += "; others depend on them"
+        summary = f"{len(wrong)} of {counted(made, 'check')} {are} wrong: {', '.join(wrong)}"
+        summary += "; others depend on them" if by["skipped"] else ""
     else:
         summary = f"{counted(len(checks), 'check')}, nothing wrong"
-        if warned:
-            summary += f", {counted(warned, 'warning')}"
+        summary += f", {counted(len(by['warn']), 'warning')}" if by["warn"] else ""
     unreachable = examination.unreachable(checks)
     return Report(
-        "doctor",
         not wrong,
         summary,
         {"checks": [vars(c) for c in checks]},
-        parts=[part for check in checks for part in _parts_of(check)],
-        status=unreachable.exit_status if unreachable else (NO if wrong else DONE),
+        [part for check in checks for part in _parts_of(check)],
+        status=unreachable.exit_status if unreachable else None,
         error=unreachable,
     )
 
 
 def _parts_of(check: Check) -> list[Part]:
     shown = "-" if check.status == "skipped" else check.status
-    line: list[Span] = [(f"{shown:>5}  ", _STYLES[check.status]), f"{check.name}: {check.message}"]
+    line: list[Span] = [(f"{shown:>5}  ", STYLES[check.status]), f"{check.name}: {check.message}"]
     if check.status == "ok":
         return [Line(*line)]
     if check.code:
@@ -185,12 +177,11 @@ def _parts_of(check: Check) -> list[Part]:
 @configured(
     "app.id", "app.state_dir", *_STORE, "read.start", *_SINK, "run.engine", "run.shards", "ops.log"
 )
-def run(request: Request, available_now: bool) -> Report:
+def run(config: Config, available_now: bool) -> Report:
     """Publish until SIGTERM or Ctrl-C."""
-    loaded = request.load()
     from eventpub.cli import live
 
-    return live.publish(loaded.config, available_now=available_now)
+    return live.publish(config, available_now=available_now)
 
 
 @click.group()
@@ -199,7 +190,7 @@ def config() -> None:
 
 
 @config.command("check")
-@configured()
+@configured(loads=False)
 def config_check(request: Request) -> Report:
     """Validate the configuration.
 
@@ -216,11 +207,11 @@ def config_check(request: Request) -> Report:
             settings.read_file(Path(file), "store.url")
     check_properties(loaded.config.sink, loaded.config.app.id)
     where = str(loaded.file) if loaded.file else "environment and flags"
-    return Report("config check", True, f"the configuration ({where}) is valid")
+    return Report(True, f"the configuration ({where}) is valid")
 
 
 @config.command("show")
-@configured()
+@configured(loads=False)
 def config_show(request: Request) -> Report:
     """Show each value and where it came from. Secrets are masked."""
     loaded = request.load()
@@ -230,19 +221,18 @@ def config_show(request: Request) -> Report:
     result: dict[str, Any] = {
         key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()
     }
+    rows: list[list[Span]] = []
+    for name, value in values.items():
+        origin = loaded.origins[name]
+        styles = ("", "dim") if origin == "default" else ("bold", "")
+        text = "" if value is None else json.dumps(value, ensure_ascii=False)
+        rows.append([(name, styles[0]), text, (origin, styles[1])])
     return Report(
-        "config show",
         True,
         counted(len(values), "key"),
         {"file": str(loaded.file) if loaded.file else None, "keys": result},
-        parts=[Table(("key", "value", "from"), [_key(n, **shown) for n, shown in result.items()])],
+        [Table(("key", "value", "from"), rows)],
     )
-
-
-def _key(name: str, value: object, origin: str) -> list[Span]:
-    text = "" if value is None else json.dumps(value, ensure_ascii=False)
-    is_default = origin == "default"
-    return [name if is_default else (name, "bold"), text, (origin, "dim" if is_default else "")]
 
 
 @click.command()

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventpub.cli import live
+from eventpub.cli.events import compare, report
 from eventpub.cli.output import Line, Report, Stopped
 from eventpub.cli.terminal import in_place
-from eventpub.cli.verify import compare, parts, summary
 from eventpub.config import Config
 from eventpub.terminal import can_redraw
 
@@ -69,6 +69,7 @@ def run_demo(*, seconds: float | None, rate: int, engine: str, keep: str | None)
         found = compare(config)
     if keep:
         _say(f"data and logs are in {folder}")
+    verified = report(found)
     publisher = {name: getattr(done, name) + getattr(rest, name) for name in live.COUNTERS}
     text = (
         f"{found.records:,} events were published, {publisher['backtracked']:,} of them found"
@@ -76,11 +77,10 @@ def run_demo(*, seconds: float | None, rate: int, engine: str, keep: str | None)
         f" filled {publisher['gaps_filled']:,}, skipped {publisher['gaps_skipped']:,}"
     )
     return Report(
-        "demo",
         found.ok,
-        summary(found),
-        {"writers": view.written, "publisher": publisher, "verify": found.to_dict()},
-        [Line(text), *parts(found)],
+        verified.summary,
+        {"writers": view.written, "publisher": publisher, "verify": verified.result},
+        [Line(text), *verified.parts],
     )
 
 

@@ -71,13 +71,12 @@ def publish(config: Config, *, available_now: bool) -> Report:
         summary += f", everything up to {position}"
     if final.stopped_by is not None:
         return Report(
-            "run",
             not available_now,
             f"{summary}; stopped by signal {final.stopped_by}",
             result,
             status=128 + final.stopped_by,
         )
-    return Report("run", True, summary, result)
+    return Report(True, summary, result)
 
 
 @contextmanager

@@ -12,28 +12,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 from click.core import ParameterSource
+
+from eventpub.times import parse_time
 
 if TYPE_CHECKING:
     from eventpub.settings import Loaded
 
 
-class Time(click.ParamType[int]):
-    """A time of the command line, in microseconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Raises click.BadParameter: it is no RFC 3339 time."""
-        from eventpub.times import parse_time
-
-        try:
-            return parse_time(value)
-        except ValueError as error:
-            self.fail(f"{value}: it must be {error}", param, ctx)
+def time(value: str) -> int:
+    """The type of an option that is a time: microseconds."""
+    try:
+        return parse_time(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value}: it must be {error}") from None
 
 
 FLAGS: dict[str, tuple[str, str]] = {
@@ -62,51 +57,46 @@ class Request:
     file: Path | None
     overrides: dict[str, Any]
     flags: dict[str, str]
-    reads_file: bool = True
 
-    def load(
-        self, level: int = logging.INFO, *, defaults: Mapping[str, str] | None = None
-    ) -> Loaded:
+    def load(self, level: int = logging.INFO, **options: Any) -> Loaded:
         """The effective configuration; from here on, logs are written as it says.
 
         Args:
             level: the least severe line that is written, of `logging`.
-            defaults: by key, values of keys that must be set, where the command does without.
-
-        Raises:
-            ConfigError: see `eventpub.settings.load`.
+            options: of `eventpub.settings.load`, which has the errors, too.
         """
         from eventpub import log, settings
-        from eventpub.errors import ConfigError
 
+        style = self.overrides.get("ops.log") or os.environ.get("EVENTPUB_OPS__LOG", "auto")
         try:
             loaded = settings.load(
-                self.file,
-                self.overrides,
-                os.environ,
-                flags=self.flags,
-                reads_file=self.reads_file,
-                defaults=defaults,
+                self.file, self.overrides, os.environ, flags=self.flags, **options
             )
-        except ConfigError:
-            style = self.overrides.get("ops.log") or os.environ.get("EVENTPUB_OPS__LOG", "auto")
+            style = loaded.config.ops.log
+        finally:
             log.configure(style, level)
-            raise
-        log.configure(loaded.config.ops.log, level)
         return loaded
 
 
+Command: TypeAlias = Callable[..., Any]
+
+
 def configured(
-    *keys: str, texts: Mapping[str, str] | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add `--json`, `--config`, `--set` and the flags of these keys; the command gets a `request`.
+    *keys: str,
+    texts: Mapping[str, str] | None = None,
+    level: int = logging.INFO,
+    loads: bool = True,
+) -> Callable[[Command], Command]:
+    """Add `--json`, `--config`, `--set` and the flags of these keys.
 
     Args:
         texts: help of keys that mean something else for this command.
+        level: as of `Request.load`.
+        loads: give the command the `config`; False: the `request` for it.
     """
     parameters = {FLAGS[key][0].lstrip("-").replace("-", "_"): key for key in keys}
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(command: Command) -> Command:
         @wraps(command)
         def wrapped(config: Path | None, sets: tuple[str, ...], **rest: Any) -> Any:
             overrides, flags = {}, {}
@@ -118,14 +108,14 @@ def configured(
             for parameter, key in parameters.items():
                 if (value := rest.pop(parameter)) is not None:
                     overrides[key], flags[key] = value, FLAGS[key][0]
-            return command(Request(config, overrides, flags), **rest)
+            request = Request(config, overrides, flags)
+            return command(request.load(level).config if loads else request, **rest)
 
         for key in reversed(keys):
             flag, text = FLAGS[key]
-            text = (texts or {}).get(key, text)
             variable = "EVENTPUB_" + key.upper().replace(".", "__")
-            option = click.option(flag, metavar="VALUE", help=f"{text}  [{key}, {variable}]")
-            wrapped = option(wrapped)
+            text = f"{(texts or {}).get(key, text)}  [{key}, {variable}]"
+            wrapped = click.option(flag, metavar="VALUE", help=text)(wrapped)
         wrapped = click.option(
             "--set",
             "sets",
@@ -144,13 +134,19 @@ def configured(
     return decorate
 
 
+def limited(text: str, *, default: int, most: int) -> Callable[[Command], Command]:
+    """Add `--limit`, up to `most`."""
+    kind = click.IntRange(1, most)
+    return click.option("--limit", type=kind, default=default, show_default=True, help=text)
+
+
 def is_json_wanted() -> bool:
     """Whether the command that runs has `--json`."""
     source = click.get_current_context().get_parameter_source("as_json")
     return source is ParameterSource.COMMANDLINE
 
 
-def reports(command: Callable[..., Any]) -> Callable[..., Any]:
+def reports(command: Command) -> Command:
     """Add `--json`; `eventpub.cli.main` acts on it, for errors in the other flags as well."""
     return click.option(
         "--json",
@@ -161,8 +157,8 @@ def reports(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def reads_topics(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--timeout`; on a terminal it is shown how long the command has been reading."""
+def reads_topics(command: Command) -> Command:
+    """Add `--timeout`; on a terminal it is shown that the command is reading."""
 
     @click.option(
         "--timeout",
@@ -174,9 +170,10 @@ def reads_topics(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @wraps(command)
     def wrapped(timeout: float, **rest: Any) -> Any:
-        from eventpub.cli.terminal import waiting
+        from eventpub.cli.terminal import progress
 
-        with waiting("reading the topics", timeout):
+        with progress(logging.getLogger("eventpub.cli")) as show:
+            show(f"reading the topics, for at most {timeout:.0f} s", None)
             return command(timeout=timeout, **rest)
 
     return wrapped

@@ -1,8 +1,7 @@
 """What a command leaves behind: its answer on stdout, everything else on stderr, an exit status.
 
-With ``--json`` stdout gets exactly one object, ``{"command", "ok", "summary", "result", "error"}``,
-whatever happens; part of it if a signal comes while it is not read. Every text passes the
-masking of secrets here, and for people the escaping of control characters.
+With ``--json`` stdout gets exactly one object, ``{"command", "ok", "summary", "result", "error"}``.
+Secrets are masked here in every text, and control characters escaped for people.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -63,6 +62,43 @@ class Table:
 
 Part: TypeAlias = Line | Table
 
+STYLES = {
+    **dict.fromkeys(("ok", "published", "late"), "green"),
+    **dict.fromkeys(("warn", "unknown", "held"), "yellow"),
+    **dict.fromkeys(("error", "wrong", "invalid", "missing", "dead"), "bold red"),
+    **dict.fromkeys(("skipped", "baseline"), "dim"),
+    "waiting": "cyan",
+}
+"""By state of a check or verdict on an event."""
+
+
+def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> list[Table]:
+    """Objects of an answer as rows; no table of none.
+
+    Args:
+        names: of the fields to show, in their order; of a field that ends with "_", no heading.
+    """
+
+    def cell(name: str, value: object) -> Span:
+        text = _word(value)
+        return (text, STYLES.get(text, "")) if name in {"state", "verdict"} else text
+
+    columns = names.split()
+    rows = [[cell(name, entry.get(name, "")) for name in columns] for entry in entries]
+    headings = ["" if name[-1] == "_" else name.replace("_", " ") for name in columns]
+    return [Table(headings, rows, title)] if rows else []
+
+
+def facts(of: Mapping[str, Any]) -> Table:
+    """The fields of one object, each on a row."""
+    return Table(("", ""), [[name.replace("_", " "), _word(value)] for name, value in of.items()])
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
 
 def notes(texts: Iterable[str]) -> list[Line]:
     return [Line(f"note: {text}") for text in texts]
@@ -73,13 +109,11 @@ class Report:
     """A command's answer.
 
     Args:
-        command: its name, as the user typed it ("config show").
         parts: what people see above the summary.
         status: the exit status; None: 0 or 1, by `ok`.
         error: why there is no yes, where one error says it.
     """
 
-    command: str
     ok: bool
     summary: str
     result: dict[str, Any] = field(default_factory=dict)
@@ -100,12 +134,10 @@ class Stopped(BaseException):
         self.exit_status = 128 + signal_number
 
 
-_asked: list[int] = []
-"""The signals that asked this command to end."""
-
 _log = logging.getLogger("eventpub.cli")
 
-
+_asked: list[int] = []
+"""The signals that asked this command to end."""
 _is_answering = False
 """Whether the answer is being given; `stop` then raises nothing."""
 _TAKEN_WITHIN = 0.2
@@ -113,14 +145,14 @@ _TAKEN_WITHIN = 0.2
 
 
 def take_signals() -> None:
-    """Have SIGTERM and Ctrl-C end the command that begins now; those of one before are forgotten.
+    """Have SIGTERM and Ctrl-C end the command that begins now.
 
     A process that was started with SIGINT ignored goes on ignoring it.
     """
     _asked.clear()
-    stop_at_signals()
+    release_signals()
     signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGALRM, _end_at_once)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + _asked[-1]))
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop)
 
@@ -134,58 +166,52 @@ def hold_signals() -> None:
     _is_answering = True
 
 
-def stop_at_signals() -> None:
-    """The end of `hold_signals`."""
+def release_signals(*, to_default: bool = False) -> None:
+    """The end of `hold_signals`.
+
+    Args:
+        to_default: from now on a signal ends the process at once.
+    """
     global _is_answering  # noqa: PLW0603
+    for number in (signal.SIGTERM, signal.SIGINT) if to_default else ():
+        if signal.getsignal(number) is stop:
+            signal.signal(number, signal.SIG_DFL)
     _is_answering = False
     if threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def leave_signals() -> None:
-    """Restore the default handlers: the answer is given, and a signal may end the process."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) is stop:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def stop(number: int, _: FrameType | None) -> None:
     """The handler of a signal that asks to end."""
     _asked.append(number)
     if not _is_answering:
-        raise _stop_by(number)
+        end_if_asked()
     signal.setitimer(signal.ITIMER_REAL, _TAKEN_WITHIN)
 
 
-def _end_at_once(_: int, __: FrameType | None) -> None:
-    os._exit(128 + _asked[-1])
-
-
-def _stop_by(number: int) -> BaseException:
-    return KeyboardInterrupt() if number == signal.SIGINT else Stopped(number)
-
-
 def end_if_asked() -> None:
-    """Once more what `stop` raised: where it interrupts a callback of the import system, say, it
-    is swallowed.
+    """Once more what `stop` raised: inside a callback of the import system, say, it is swallowed.
 
     Raises:
         Stopped, KeyboardInterrupt: there was a signal.
     """
     if _asked:
-        raise _stop_by(_asked[-1])
+        raise KeyboardInterrupt if _asked[-1] == signal.SIGINT else Stopped(_asked[-1])
 
 
 def why_ended(cause: BaseException) -> BaseException:
     """Why a command has ended with an exception: the signal, if there was one before it.
 
-    What `stop` raises inside a library written in C may come out as another exception: a client of
-    Kafka makes a TypeError of it while it takes a record's headers.
+    A library written in C may make another exception of what `stop` raises inside it.
     """
-    if not _asked or isinstance(cause, Stopped | KeyboardInterrupt | click.Abort):
+    if isinstance(cause, Stopped | KeyboardInterrupt | click.Abort):
         return cause
-    _log.debug("what came out of the command that a signal has stopped", exc_info=cause)
-    return _stop_by(_asked[-1])
+    try:
+        end_if_asked()
+    except (Stopped, KeyboardInterrupt) as signalled:
+        _log.debug("what came out of the command that a signal has stopped", exc_info=cause)
+        return signalled
+    return cause
 
 
 class ReaderGoneError(BaseException):
@@ -193,17 +219,16 @@ class ReaderGoneError(BaseException):
 
 
 class _Output(io.FileIO):
-    """A stream of ours. What cannot be written is dropped: Python, which flushes at its end, would
-    complain once more and change the exit status; and a log goes on when its disk has space again.
+    """A stream of ours. What cannot be written is dropped: Python's end would otherwise complain
+    and change the exit status, and a log goes on when its disk has space again.
 
     Args:
-        is_needed: whether it is an error that something cannot be written; the rest is dropped.
+        is_needed: the first time, raise it.
     """
 
     def __init__(self, descriptor: int, *, is_needed: bool, closes: bool = False) -> None:
         super().__init__(descriptor, "w", closefd=closes)
         self._is_needed = is_needed
-        self._is_over = False
 
     def write(self, data: Any, /) -> Any:
         """As of its base.
@@ -212,14 +237,12 @@ class _Output(io.FileIO):
             EventpubError: cli.output_failed
             ReaderGoneError: there is no reader any more.
         """
-        if self._is_over:
-            return len(data)
         try:
             return super().write(data)
         except OSError as error:
             if not self._is_needed:
                 return len(data)
-            self._is_over = True
+            self._is_needed = False
             if isinstance(error, BrokenPipeError):
                 raise ReaderGoneError from error
             raise EventpubError(
@@ -231,19 +254,10 @@ class _Output(io.FileIO):
             ) from error
 
 
-def _text_stream(output: _Output, encoding: str = "utf-8", *, by_line: bool = False) -> IO[str]:
-    # an argument that is no text is repeated as it is escaped
-    buffer = io.BufferedWriter(output)
-    return io.TextIOWrapper(
-        buffer, encoding, errors="backslashreplace", line_buffering=by_line or output.isatty()
-    )
-
-
 def take_streams() -> None:
     """Make this process's stdout and stderr ones that say what cannot be written.
 
-    A closed one becomes /dev/null: it has no reader. What is opened later, a connection say,
-    would have its number, and get what is written to it.
+    A closed one becomes /dev/null: else a file that is opened later would have its number.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -252,30 +266,34 @@ def take_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the process)
-    encodings = [getattr(stream, "encoding", "utf-8") for stream in (sys.stdout, sys.stderr)]
-    for stream in (sys.stdout, sys.stderr):
+
+    def taken(stream: IO[str] | None, descriptor: int) -> IO[str]:
         if stream is not None:
             with suppress(OSError):
                 stream.flush()
-    sys.stdout = _text_stream(_Output(1, is_needed=True), encodings[0])
-    sys.stderr = _text_stream(_Output(2, is_needed=False), encodings[1], by_line=True)
+        output, is_out = _Output(descriptor, is_needed=descriptor == 1), descriptor == 1
+        return io.TextIOWrapper(
+            io.BufferedWriter(output),
+            getattr(stream, "encoding", "utf-8"),
+            errors="backslashreplace",  # as an argument that is no text
+            line_buffering=not is_out or output.isatty(),
+        )
+
+    sys.stdout, sys.stderr = taken(sys.stdout, 1), taken(sys.stderr, 2)
 
 
-def write_json(report: Report, output: IO[bytes]) -> None:
-    """The envelope; signals must be held.
+def write_json(command: str, report: Report, output: IO[bytes]) -> None:
+    """The one object of an answer; signals must be held.
+
+    Args:
+        command: as the user typed it ("config show").
 
     Raises:
         EventpubError: cli.output_failed
         ReaderGoneError: there is no reader any more.
     """
-    left = memoryview(_envelope(report))
-    while left:
-        left = left[output.write(left) :]
-
-
-def _envelope(report: Report) -> bytes:
     envelope = {
-        "command": report.command,
+        "command": command,
         "ok": report.ok,
         "summary": report.summary,
         "result": report.result,
@@ -283,18 +301,16 @@ def _envelope(report: Report) -> bytes:
     }
     text = json.dumps(mask_all(envelope), ensure_ascii=False, default=str) + "\n"
     # an argument that is no text is repeated as it is escaped
-    return text.encode(errors="backslashreplace")
+    left = memoryview(text.encode(errors="backslashreplace"))
+    while left:
+        left = left[output.write(left) :]
 
 
 @contextmanager
 def only_stderr() -> Iterator[IO[bytes]]:
-    """Give the caller stdout for itself: meanwhile all others, child processes too, write stderr.
-
-    Spark's and Ivy's output would otherwise mix with the one object that scripts read.
-    """
+    """Give the caller stdout for itself; meanwhile all others write stderr, child processes too."""
     sys.stdout.flush()
-    own = os.dup(1)
-    before = sys.stdout
+    own, before = os.dup(1), sys.stdout
     with _Output(own, is_needed=True, closes=True) as output:
         os.dup2(2, 1)
         sys.stdout = sys.stderr

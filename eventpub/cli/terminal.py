@@ -1,8 +1,7 @@
 """What people see: answers, a view that stays in place, how far a long command is.
 
 Imported when something is drawn: rich takes a while to load. Views and bars are drawn on stderr,
-and only on a terminal. They end two columns before its edge: a line that fills it would have the
-terminal put the "^C" of Ctrl-C, and then the cursor, on the next.
+and only on a terminal. They end two columns before its edge, where the terminal puts a "^C".
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -51,7 +50,7 @@ _SIZES = {"COLUMNS", "LINES"}
 
 
 def _is_size(value: str) -> bool:
-    """Whether a variable says how large a terminal is; in a width of 0 nothing would be drawn."""
+    """Whether a variable says how large a terminal is: with a width of 0, nothing is drawn."""
     return value.isascii() and value.isdigit() and int(value) > 0
 
 
@@ -82,19 +81,12 @@ def _text(*spans: Span) -> Text:
 
 @contextmanager
 def in_place(view: RenderableType) -> Iterator[None]:
-    """Redraw something on the terminal behind stderr; what is logged meanwhile appears above it.
-
-    The terminal is held by a descriptor of its own: while Spark starts, stderr goes to a file.
-    """
+    """Redraw something on the terminal behind stderr; what is logged meanwhile appears above it."""
+    # by a descriptor of its own: while Spark starts, stderr goes to a file
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
         shown = SafeConsole(terminal)
-        live = Live(
-            _Narrower(view),
-            console=shown,
-            refresh_per_second=4,
-            redirect_stdout=False,
-            transient=True,
-        )
+        narrow = _Narrower(view)
+        live = Live(narrow, console=shown, redirect_stdout=False, transient=True)
         stderr = sys.stderr
         try:
             live.start(refresh=True)
@@ -121,31 +113,11 @@ Show = Callable[[str, "float | None"], None]
 @contextmanager
 def progress(log: logging.Logger) -> Iterator[Show]:
     """How far a command is: a bar with an estimate on a terminal, log lines elsewhere."""
-    if can_redraw():
-        with _bar() as show:
-            yield show
-    else:
+    if not can_redraw():
         yield Lines(log).show
-
-
-@contextmanager
-def waiting(doing: str, limit: float) -> Iterator[None]:
-    """Show on a terminal how long something of unknown progress has been running."""
-    began = time.monotonic()
-
-    class View:
-        def __rich__(self) -> Text:
-            return Text(f"{doing}: {time.monotonic() - began:.0f} s, at most {limit:.0f} s")
-
-    with in_place(View()) if can_redraw() else nullcontext():
-        yield
-
-
-@contextmanager
-def _bar() -> Iterator[Show]:
-    words = TextColumn(
-        "{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)
-    )
+        return
+    text = "{task.description}"
+    words = TextColumn(text, markup=False, table_column=Column(no_wrap=True, ratio=1))
     terminal = console(stderr=True)
     bar = BarColumn(min(_BAR_WIDTH, terminal.width // 4))
     shown = Progress(bar, TaskProgressColumn(), Remaining(), words, console=terminal, expand=True)

@@ -38,7 +38,6 @@ from eventpub.state import StateDir
 _STOP_SEEN_WITHIN = 0.2
 """Seconds until a signal is seen while the start still checks its servers."""
 
-_MOST_NAMED = 5
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -65,9 +64,6 @@ class Publisher:
                     "other users had access to state files; their access was removed",
                     state_dir=str(self._state.root),
                 )
-            if others := self._state.not_requests():
-                text = "ignoring files in the requests folder that are no requests"
-                log.warning(text, folder=str(self._state.requests), files=others[:_MOST_NAMED])
             prepared = self._prepare()
             if prepared is None:
                 return Progress(stopped_by=self._stopped_by)

@@ -30,7 +30,6 @@ from typing import Any, Protocol
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.failpoint import failpoint
-from eventpub.patience import Patience
 from eventpub.sink.base import no_crash
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
@@ -42,6 +41,7 @@ from eventpub.sink.refusals import RecordRefusedError, Refusals, Refused
 from eventpub.sink.refusing import Numbered, Refusing
 from eventpub.sink.topics import partition_counts
 from eventpub.sink.transaction import Transactions
+from eventpub.times import Patience
 
 _REDO = {
     "sink.aborted",

@@ -12,7 +12,6 @@ import structlog
 
 from eventpub.channel import Request
 from eventpub.errors import EventpubError, StateError, StoreError
-from eventpub.patience import Patience
 from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journals, no_journals
@@ -25,6 +24,7 @@ from eventpub.spark.planner import Planner
 from eventpub.spark.snapshots import prune
 from eventpub.spark.task import Part
 from eventpub.state import StateDir
+from eventpub.times import Patience
 
 _PRUNED_EVERY = 60.0
 _PAUSE = 0.5

@@ -40,7 +40,6 @@ from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Index, folder_for
 from eventpub.parts import real_parts
-from eventpub.patience import Patience
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.context import PublishingContext, ShardContext
 from eventpub.shard.folding import Fold
@@ -54,6 +53,7 @@ from eventpub.spark.place import Place
 from eventpub.spark.plan import Plan
 from eventpub.spark.rows import JournalSink, are, batches, grouped, replayed, unpublished
 from eventpub.spark.snapshots import Snapshots
+from eventpub.times import Patience
 
 _REPLAYED_ROWS = 20_000
 _OF_FOLD = (

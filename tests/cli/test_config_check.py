@@ -179,9 +179,14 @@ def test_what_works_is_taken(capfd: pytest.CaptureFixture[str], key: str, value:
     ("key", "value", "code", "said"),
     [
         ("spark.properties.spark.master", "yarn", "config.contradiction", "a key of its own"),
-        ("spark.properties.spark.task.maxFailures", "4", "config.contradiction", "a lost shard"),
-        ("spark.properties.spark.speculation", "true", "config.contradiction", "fence each other"),
-        ("spark.properties.spark.submit.deployMode", "cluster", "config.contradiction", "driver"),
+        ("spark.properties.spark.task.maxFailures", "4", "config.contradiction", "sets it itself"),
+        ("spark.properties.spark.speculation", "true", "config.contradiction", "only false"),
+        (
+            "spark.properties.spark.submit.deployMode",
+            "cluster",
+            "config.contradiction",
+            "only client",
+        ),
         ("sink.properties.linger.ms", "abc", "config.sink_property", "linger.ms"),
         ("sink.properties.linger.ms", "-1", "config.sink_property", "allowed range 0..900000"),
         ("sink.properties.compression.type", "zip", "config.sink_property", '"zip"'),
@@ -194,7 +199,7 @@ def test_what_works_is_taken(capfd: pytest.CaptureFixture[str], key: str, value:
             "config.contradiction",
             "begin with spark.",
         ),
-        ("sink.properties.stats_cb", "x", "config.contradiction", "not a property of librdkafka"),
+        ("sink.properties.stats_cb", "x", "config.contradiction", "sets it itself"),
     ],
 )
 def test_a_property_that_cannot_work_is_named_as_the_user_wrote_it(
@@ -228,6 +233,25 @@ def test_a_file_that_is_not_there_is_named(
     status, error = check(capfd, *sets, environ=ENOUGH)
     assert (status, error["code"], error["where"]) == (2, "config.file_unreadable", key)
     assert "/nope.pem cannot be read: No such file" in error["message"]
+
+
+def test_a_login_without_a_mechanism_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    given = ("--set", "sink.properties.security.protocol=SASL_SSL")
+    status, error = check(capfd, *given, environ=ENOUGH)
+    assert (status, error["code"]) == (2, "config.sink_property")
+    assert error["where"] == "sink.properties.sasl.mechanism"
+    assert "SCRAM-SHA-512" in error["suggestion"]
+
+
+@pytest.mark.parametrize("text", ["[1", '["a"', "a,b"])
+def test_a_list_on_the_command_line_is_json_or_named_with_how_to_write_it(
+    capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    key = "app.former_ids"
+    status, error = check(capfd, "--set", f"{key}={text}", environ=ENOUGH)
+    assert (status, error["code"], error["where"]) == (2, "config.invalid_value", key)
+    assert '["a", "b"]' in error["suggestion"]
+    assert check(capfd, "--set", f'{key}=["a", "b"]', environ=ENOUGH) == (0, {})
 
 
 def test_a_token_provider_that_is_not_there_is_named(capfd: pytest.CaptureFixture[str]) -> None:

@@ -24,8 +24,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from rich.console import Console
 
 from eventpub.admission.model import Shard
+from eventpub.cli.events import report
 from eventpub.cli.terminal import drawn
-from eventpub.cli.verify import parts, report
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
@@ -449,7 +449,7 @@ def test_a_foreign_record_is_extra(world: World) -> None:
     assert "it has no key" in without_key.note
     assert with_key.to_dict()["version"] is None
     out = io.StringIO()
-    Console(file=out, width=200).print(*map(drawn, parts(found)), sep="\n")
+    Console(file=out, width=200).print(*map(drawn, report(found).parts), sep="\n")
     assert "  x partition 1 offset 0: " in out.getvalue()
     assert "  a record without a key partition 1 offset 1: " in out.getvalue()
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from eventpub import config, patience
+from eventpub import config, times
 from eventpub.errors import SinkError
 from eventpub.sink import left_open, numbered
 from eventpub.sink.client import Clients
@@ -107,7 +107,7 @@ def test_a_key_that_is_no_text_is_published_as_it_was() -> None:
 
 def test_a_broker_that_stays_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended the query at the second question."""
-    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(times, "_FIRST_PAUSE", 0.01)
     away = SinkError("sink.unreachable", "no answer", retriable=True)
     runs = Mock(side_effect=[away, None])
     monkeypatch.setattr(numbered, "Settling", lambda *_: Mock(run=runs))

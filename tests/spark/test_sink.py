@@ -36,7 +36,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from eventpub import patience
+from eventpub import times
 from eventpub.channel import PartitionId
 from eventpub.coordinator.events import CheckTopic
 from eventpub.errors import EventpubError, SinkError, find_marked
@@ -281,7 +281,7 @@ def test_an_outage_of_the_broker_is_waited_for_from_the_start(
         sink = Task(kafka_server, topic_name)
         sink.options["kafka.bootstrap.servers"] = f"127.0.0.1:{proxy.port}"
         with monkeypatch.context() as patched:
-            patched.setattr(patience, "OUTAGE", 1.0)
+            patched.setattr(times, "OUTAGE", 1.0)
             assert sink.refused(0, [event("a", 1)]).code == "sink.unreachable"
         written = pool.submit(sink.write, 0, [event("a", 1)])
         time.sleep(3)
@@ -484,7 +484,7 @@ def test_an_unknown_answer_is_never_success(
             raise SinkError(code, "no answer", retriable=True)
 
     monkeypatch.setattr(Transactions, "run", doubtful)
-    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(times, "_FIRST_PAUSE", 0.01)
     sink.write(1, [event("a", 2)])
     assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2)]
 
@@ -524,7 +524,7 @@ def test_a_repeated_attempt_believes_no_leader_alone(
     before = list_offsets(Clients(options.sink), [markers.place], "latest")
     monkeypatch.setattr("eventpub.sink.markers.list_offsets", listed)
     monkeypatch.setattr("eventpub.sink.markers.check_leaders", disagree)
-    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(times, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(Transactions, "run", lost)
     sink.write(1, [event("a", 2)])
     if is_spark_s:

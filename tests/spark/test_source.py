@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from eventpub import patience
+from eventpub import times
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import StoreError, find_marked
@@ -573,7 +573,7 @@ class TestAnOutage:
     def test_that_lasts_ends_a_call_that_needs_an_answer(
         self, table: FreshDatabase, tmp_path: Path, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(patience, "OUTAGE", 1.0)
+        monkeypatch.setattr(times, "OUTAGE", 1.0)
         query = self.query(table, tmp_path, proxy)
         with self.away(proxy, 3.0), pytest.raises(SourceError) as failed:
             query.reader.initialOffset()
@@ -594,7 +594,7 @@ class TestAnOutage:
             proxy.target = None
             proxy.cut()
             with monkeypatch.context() as patched:
-                patched.setattr(patience, "OUTAGE", 0.5)
+                patched.setattr(times, "OUTAGE", 0.5)
                 with pytest.raises(SourceError) as failed:
                     query.read(part)
                 assert code_of(failed) in {"store.connection_lost", "store.unreachable"}
