@@ -100,7 +100,7 @@ class Journals:
         keys = _stream(journal.keys)
         report = fields_of(journal.report)
         head = {"report": report, "digest": _digest(keys), "rows": journal.keys.num_rows}
-        pairs = [[*journal.changes], [*journal.changes.values()]]
+        pairs: list[list[Any]] = [[*journal.changes], [*journal.changes.values()]]
         schema = _CHANGES.with_metadata({_HEAD: json.dumps(head).encode()})
         changes = pa.Table.from_arrays([pa.array(a, pa.binary()) for a in pairs], schema=schema)
         return self._place.create(self._name(batch, shard), _stream(changes) + keys)

@@ -63,7 +63,7 @@ def test_migrate_without_a_database_can_only_print(
     away = {"EVENTPUB_STORE__URL": "mysql+pymysql://nobody@127.0.0.1:1/none"}
     status, answer, _ = installation.command("migrate", **away)
     assert (status, answer["error"]["code"]) == (3, "store.unreachable")
-    printed = eventpub("migrate", "--sql", cwd=installation.folder, environment=away)
+    printed = eventpub("migrate", "--sql", cwd=installation.folder, **away)
     assert printed.returncode == 0
     assert "CREATE TABLE" in printed.stdout
     # nothing at all is configured
