@@ -48,6 +48,30 @@ os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+UseSerialGC -XX:Tiered
 # a killed server loses nothing by it, only a killed machine; 15% less CPU, 40% with the binary log
 _LESS_WORK = ["--innodb-flush-log-at-trx-commit=2"]
 
+_WHOLE = [
+    "cli/test_command.py",
+    "cli/test_demo.py",
+    "cli/test_init.py",
+    "cli/test_on_servers.py",
+    "docs/test_how_to.py",
+    "docs/test_tutorial.py",
+    "frameworks/",
+    "publisher/",
+    "release/",
+    "security/",
+    "test_packaging.py",
+]
+_SAMPLE = {"test_streaming.py", "test_transactions.py"}
+"""Of tests/publisher, beside the parts."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of whole publishers, by their file."""
+    for item in items:
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        if path.startswith(tuple(_WHOLE)) and item.path.name not in _SAMPLE:
+            item.add_marker(pytest.mark.whole)
+
 
 @dataclass(frozen=True)
 class FreshDatabase:

@@ -14,14 +14,13 @@ from eventpub.channel import Request
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore, Layout
-from eventpub.spark.journal import Journals, no_journals
-from eventpub.spark.notes import Asked, Notes
+from eventpub.spark.journal import Journals, prune
+from eventpub.spark.notes import Notes, asked
 from eventpub.spark.observed import Observed
 from eventpub.spark.options import SourceOptions
 from eventpub.spark.place import Place
 from eventpub.spark.plan import Plan
 from eventpub.spark.planner import Planner
-from eventpub.spark.snapshots import prune
 from eventpub.spark.task import Part
 from eventpub.state import StateDir
 from eventpub.times import Patience
@@ -157,9 +156,8 @@ class Driver:
         self._pruned_at = time.monotonic()
         plan = Plan.from_offset(end)
         try:
-            place = Place(self.options.state)
-            journals, shards = Journals(place, plan.query), self.options.config.run.shards
-            prune(place, plan.query, journals, plan.batch, shards)
+            shards = self.options.config.run.shards
+            prune(Place(self.options.state), plan.query, plan.batch, shards)
         except (StateError, ValueError) as error:  # or a file that is not ours
             log.warning(
                 "old journals could not be removed; trying again in a minute", error=str(error)
@@ -180,7 +178,7 @@ class Driver:
 
     def _requests(self) -> list[Request]:
         state = self._state
-        return [] if state is None else state.kept() + Asked(state).all()
+        return [] if state is None else state.kept() + asked(state)
 
     def _discovered(self) -> Layout:
         if self._layout is None:
@@ -212,7 +210,7 @@ def _require_own(options: SourceOptions, place: Place, plan: Plan) -> None:
     found = place.read(name)
     if found is None:
         if plan.batch:
-            raise no_journals(plan.query, plan.batch)
+            raise Journals(place, plan.query).missing(plan.batch)
         place.require_exclusive(plan.query)
         if place.create(name, json.dumps(identity).encode()):
             return

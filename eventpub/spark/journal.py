@@ -1,20 +1,27 @@
-"""A batch's journal: what one shard decided, kept at the location that all executors share.
+"""What a query keeps of its shards at the location that all executors share.
 
-A journal is created once and never changed. It has a report for the planner, the keys of the batch
-in their order, and the changes to the shard's index. So a batch that Spark repeats yields the same
-rows, and an executor whose index is older applies the changes of the batches that it missed.
+``<query>/journal/<batch>/<shard>``: what a shard decided in a batch: a report for the planner, the
+keys of the batch in their order, and the changes to the shard's index. A journal is created once
+and never changed, so a batch that Spark repeats yields the same rows, and an executor whose index
+is older applies the changes of the batches that it missed.
 
-An object is: the length of the head (8 bytes, little-endian), the head (JSON), the keys and the
-changes (an Arrow IPC stream each).
+``<query>/snapshot/<shard>/<batch>.json``: the files of an index, for an executor that has none; it
+then applies the journals that follow. ``<query>/file/<shard>/<hash>``: their contents; a file that
+RocksDB has not changed since the snapshot before is not written again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
+import logging
+import shutil
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,12 +29,15 @@ import pyarrow as pa
 from eventpub.admission import values
 from eventpub.channel import Report, fields_of, report_of
 from eventpub.errors import StateError
-from eventpub.index import Changes
+from eventpub.index import Changes, Index, folder_for
 from eventpub.spark.place import Place
+from eventpub.spark.plan import Plan
 
-_LENGTH = struct.Struct("<Q")
 _FIRST_READ = 256 << 10
-"""Bytes that are read at first for the head, which is some KB."""
+"""Bytes that are read for the head, which is some KB."""
+
+_KEPT = 2
+"""Snapshots kept per shard: an executor that reads the older one may finish."""
 
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("aggregate_id", pa.string()),
@@ -43,6 +53,10 @@ KEYS: pa.Schema = pa.schema(_FIELDS)
 """Of a batch's rows. `content` tells rows of one version apart, where the table allows several."""
 
 _CHANGES = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
+_HEAD = b"eventpub"
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
+
+log = logging.getLogger("eventpub.spark")
 
 
 @dataclass(frozen=True)
@@ -62,7 +76,7 @@ class Journal:
     @property
     def digest(self) -> str:
         """Hash of the keys and their order."""
-        return hashlib.blake2b(_stream(self.keys), digest_size=16).hexdigest()
+        return _digest(_stream(self.keys))
 
 
 class Journals:
@@ -83,24 +97,26 @@ class Journals:
         Raises:
             StateError: state.unreachable
         """
-        keys, changes = _stream(journal.keys), _stream(_table_of(journal.changes))
-        head = {
-            "report": fields_of(journal.report),
-            "digest": hashlib.blake2b(keys, digest_size=16).hexdigest(),
-            "keys": len(keys),
-            "rows": journal.keys.num_rows,
-        }
-        text = json.dumps(head).encode()
-        data = b"".join([_LENGTH.pack(len(text)), text, keys, changes])
-        return self._place.create(self._name(batch, shard), data)
+        keys = _stream(journal.keys)
+        report = fields_of(journal.report)
+        head = {"report": report, "digest": _digest(keys), "rows": journal.keys.num_rows}
+        pairs: list[list[Any]] = [[*journal.changes], [*journal.changes.values()]]
+        schema = _CHANGES.with_metadata({_HEAD: json.dumps(head).encode()})
+        changes = pa.Table.from_arrays([pa.array(a, pa.binary()) for a in pairs], schema=schema)
+        return self._place.create(self._name(batch, shard), _stream(changes) + keys)
 
     def head(self, batch: int, shard: int) -> dict[str, Any] | None:
         """`report`, `digest` of the keys, number of `rows`; None where there is no journal."""
         name = self._name(batch, shard)
         data = self._place.read(name, _FIRST_READ)
-        if data is not None and len(data) < (end := self._end_of_head(name, data)):
-            data = self._place.read(name, end)
-        return None if data is None else self._head(name, data)
+        if data is None:
+            return None
+        with suppress(*_UNREADABLE):
+            return _head(pa.ipc.open_stream(data).schema)
+        try:  # a longer head
+            return _head(pa.ipc.open_stream(self._place.read(name) or b"").schema)
+        except _UNREADABLE as error:
+            raise self._damaged(name) from error
 
     def read(self, batch: int, shard: int) -> Journal | None:
         """A journal; None where there is none."""
@@ -108,14 +124,14 @@ class Journals:
         data = self._place.read(name)
         if data is None:
             return None
-        head, begin = self._head(name, data), self._end_of_head(name, data)
-        middle = begin + head["keys"]
+        source = pa.BufferReader(data)
         try:
-            keys, changes = _table(data[begin:middle]), _table(data[middle:])
-        except (pa.ArrowException, OSError) as error:
+            changes, keys = (pa.ipc.open_stream(source).read_all() for _ in range(2))
+            report = _head(changes.schema)["report"]
+        except _UNREADABLE as error:
             raise self._damaged(name) from error
         found = zip(values(changes, "key"), values(changes, "value"), strict=True)
-        return Journal(head["report"], keys, dict(found))
+        return Journal(report, keys, dict(found))
 
     def changes(self, shard: int, after: int, upto: int) -> Iterator[Changes]:
         """The changes of a shard's batches ``after < batch <= upto``.
@@ -126,15 +142,42 @@ class Journals:
         for batch in range(after + 1, upto + 1):
             journal = self.read(batch, shard)
             if journal is None:
-                raise StateError(
-                    "state.journal_missing",
-                    f"the journal of batch {batch}, shard {shard} is missing",
-                    where=f"{self._place.location}/{self._name(batch, shard)}",
-                    suggestion="restore the location of the state from a backup that belongs to the"
-                    " query's checkpoint; or start with a new checkpoint and a new state, which"
-                    " reads the table from read.start",
-                )
+                raise self.missing(batch)
             yield journal.changes
+
+    def report(self, plan: Plan, shard: int, *, may_be_unread: bool) -> Report:
+        """What a shard did in a batch that is done.
+
+        A function of `foreachBatch` may have left a task unread, which then has no journal; its
+        rows belong to the next batch. A state older than its checkpoint looks the same, and then a
+        sink has the rows already: only the process that handed out the tasks can tell.
+
+        Args:
+            may_be_unread: create the journal that is missing.
+
+        Raises:
+            StateError: state.journal_missing, state.unreachable
+        """
+        head = self.head(plan.batch, shard)
+        if head is None and may_be_unread:
+            before = self.head(plan.batch - 1, shard)
+            if before is not None or plan.batch == 1:
+                at = max(plan.start or 0, plan.begin)
+                was = Report(shard, position=at, low=at) if before is None else before["report"]
+                names = ("position", "low", "hidden_since", "holds", "next_due")
+                report = Report(
+                    shard,
+                    done=plan.batch,
+                    compared=plan.comparison,
+                    unfinished=[*plan.buckets],
+                    **{name: getattr(was, name) for name in names},
+                )
+                self.create(plan.batch, shard, Journal(report, KEYS.empty_table(), {}))
+                head = self.head(plan.batch, shard)
+        if head is None:
+            raise self.missing(plan.batch)
+        found: Report = head["report"]
+        return found
 
     def newest(self) -> int:
         """The last batch that has a journal; 0: none has."""
@@ -150,21 +193,17 @@ class Journals:
     def _name(self, batch: int, shard: int) -> str:
         return f"{self._root}/{batch:012d}/{shard}"
 
-    def _end_of_head(self, name: str, data: bytes) -> int:
-        if len(data) < _LENGTH.size:
-            raise self._damaged(name)
-        (length,) = _LENGTH.unpack_from(data)
-        return int(_LENGTH.size + length)
-
-    def _head(self, name: str, data: bytes) -> dict[str, Any]:
-        end = self._end_of_head(name, data)
-        if len(data) < end:
-            raise self._damaged(name)
-        try:
-            head: dict[str, Any] = json.loads(data[_LENGTH.size : end])
-            return head | {"report": report_of(head["report"])}
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._damaged(name) from error
+    def missing(self, batch: int) -> StateError:
+        """The error of a batch whose journals are needed and gone."""
+        return StateError(
+            "state.journal_missing",
+            f"the journals of batch {batch} are missing",
+            where=f"{self._place.location}/{self._root}",
+            suggestion="the checkpoint and the state belong together: restore the state that"
+            " belongs to this checkpoint, or start with a new checkpoint and a new state; where a"
+            " function of foreachBatch left rows unread, as show and limit do, and the query ended"
+            " then: have it read all its rows",
+        )
 
     def _damaged(self, name: str) -> StateError:
         return StateError(
@@ -177,16 +216,130 @@ class Journals:
         )
 
 
-def no_journals(query: str, batch: int) -> StateError:
-    """The checkpoint is at a batch that has none."""
-    return StateError(
-        "state.journal_missing",
-        f"the checkpoint is at batch {batch}, whose journals are missing",
-        where=f"query {query}",
-        suggestion="the checkpoint and the state belong together: use the state that belongs to"
-        " this checkpoint, or start with a new checkpoint; where a function of foreachBatch left"
-        " rows unread, as show and limit do, and the query ended then: have it read all its rows",
-    )
+class Snapshots:
+    """The snapshots of one shard's index.
+
+    Args:
+        place: the shared location.
+        query: identity of the query's checkpoint.
+        shard: the number of the shard.
+    """
+
+    def __init__(self, place: Place, query: str, shard: int) -> None:
+        self._place = place
+        self._root = f"{query}/snapshot/{shard}"
+        self._files = f"{query}/file/{shard}"
+
+    def begin(self, index: Index, batch: int) -> threading.Thread:
+        """Copy an index that contains a batch; a thread writes the copy to the location.
+
+        Raises:
+            StateError: index.disk_full, …
+        """
+        folder = folder_for(index.directory)
+        index.copy_to(folder)
+        thread = threading.Thread(target=self._upload, args=(folder, batch), daemon=True)
+        thread.start()
+        return thread
+
+    def keep(self, folder: Path, batch: int) -> None:
+        """Write an index that is closed to the location.
+
+        Raises:
+            StateError: state.unreachable
+        """
+        known = set(self._place.names(self._files))
+        files = {}
+        for file in sorted(folder.iterdir()):
+            with file.open("rb") as read:
+                digest = hashlib.file_digest(read, lambda: hashlib.blake2b(digest_size=20))
+            name = files[file.name] = f"{self._files}/{digest.hexdigest()}"
+            if name not in known:
+                self._place.upload(name, file)
+        self._place.create(f"{self._root}/{batch:012d}.json", json.dumps(files).encode())
+
+    def _upload(self, folder: Path, batch: int) -> None:
+        try:
+            self.keep(folder, batch)
+        except Exception as error:
+            log.warning("no snapshot of the index was kept: %s", error)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def fetch(self, folder: Path, upto: int) -> int | None:
+        """Write the newest snapshot that has no later batch to a folder; its batch.
+
+        None: there is none, so that all journals are applied.
+
+        Raises:
+            StateError: state.unreachable, index.not_writable
+        """
+        for name in sorted(self._place.names(self._root), reverse=True):
+            batch = _batch_of(name)
+            files = self._place.read(name) if batch <= upto else None
+            if files is None:
+                continue
+            partial = folder_for(folder)
+            partial.mkdir(parents=True)
+            try:
+                for file, source in json.loads(files).items():
+                    self._place.download(source, partial / Path(file).name)
+                partial.rename(folder)
+            except (FileNotFoundError, ValueError) as error:  # it was just removed
+                log.info("a snapshot of the index cannot be used: %s", error)
+                continue
+            except OSError as error:
+                raise StateError(
+                    "index.not_writable",
+                    f"the folder of the indexes cannot be written: {error}",
+                    where=str(folder),
+                    suggestion="set the option state_dir to a folder on each machine that its"
+                    " executors may write",
+                ) from error
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+            return batch
+        return None
+
+
+def prune(place: Place, query: str, committed: int, shards: int) -> None:
+    """Remove what no executor needs any more: journals below the oldest snapshot that is kept,
+    older snapshots, and files of none. A shard without a snapshot keeps its journals.
+
+    Args:
+        committed: the last batch that Spark has committed; later journals are kept.
+    """
+    snapshots: dict[int, list[str]] = defaultdict(list)
+    for name in place.names(f"{query}/snapshot"):
+        snapshots[int(name.split("/")[-2])].append(name)
+    upto: dict[int, int] = {}
+    for shard in range(shards):
+        found = sorted(snapshots[shard])
+        kept, old = found[-_KEPT:], found[:-_KEPT]
+        if not old:
+            continue  # a file may be of a snapshot that is being written
+        upto[shard] = min(committed - 1, _batch_of(kept[0]))
+        used, unused = (
+            {file for n in names for file in json.loads(place.read(n) or b"{}").values()}
+            for names in (kept, old)
+        )
+        place.delete(*old)
+        place.delete(*(unused - used))
+    if upto:
+        Journals(place, query).prune(upto)
+
+
+def _batch_of(name: str) -> int:
+    return int(name.rsplit("/", 1)[1].removesuffix(".json"))
+
+
+def _head(schema: pa.Schema) -> dict[str, Any]:
+    head: dict[str, Any] = json.loads((schema.metadata or {})[_HEAD])
+    return head | {"report": report_of(head["report"])}
+
+
+def _digest(keys: bytes) -> str:
+    return hashlib.blake2b(keys, digest_size=16).hexdigest()
 
 
 def _stream(table: pa.Table) -> bytes:
@@ -195,12 +348,3 @@ def _stream(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table.combine_chunks())
     return sink.getvalue().to_pybytes()
-
-
-def _table(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(data).read_all()
-
-
-def _table_of(changes: Changes) -> pa.Table:
-    columns = [pa.array([*changes], pa.binary()), pa.array([*changes.values()], pa.binary())]
-    return pa.Table.from_arrays(columns, schema=_CHANGES)

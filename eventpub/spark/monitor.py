@@ -24,11 +24,10 @@ from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.workers import ChecksWork, Worker
 from eventpub.sink.numbered import NumberedSink
 from eventpub.spark.journal import Journals
-from eventpub.spark.notes import Notes
+from eventpub.spark.notes import Notes, Requests
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
 from eventpub.spark.plan import Plan
-from eventpub.spark.requests import Requests
 from eventpub.spark.topic_watch import TopicWatch
 from eventpub.state import StateDir
 

@@ -27,7 +27,6 @@ from eventpub.spark.journal import Journals
 from eventpub.spark.notes import of_one_batch
 from eventpub.spark.observed import Observed, Table
 from eventpub.spark.plan import Plan
-from eventpub.spark.unread import report_of
 from eventpub.terminal import counted
 
 _LONGEST_PAUSE = 0.5
@@ -198,9 +197,9 @@ class Planner:
         """Take over what the last batch did."""
         if last.batch and self._taken != last.batch:
             # the publisher's own sink leaves nothing unread
-            may_leave = is_ours and self._until is None and not self._observed.is_of_publisher
+            may_be_unread = is_ours and self._until is None and not self._observed.is_of_publisher
             self._reports = [
-                report_of(self._journals, last, shard, may_leave=may_leave)
+                self._journals.report(last, shard, may_be_unread=may_be_unread)
                 for shard in range(self._config.run.shards)
             ]
         if self._recounting is None:

@@ -47,12 +47,11 @@ from eventpub.shard.reading import chunks
 from eventpub.shard.step import Step
 from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore, Layout
-from eventpub.spark.journal import Journal, Journals
+from eventpub.spark.journal import Journal, Journals, Snapshots
 from eventpub.spark.options import SourceOptions
 from eventpub.spark.place import Place
 from eventpub.spark.plan import Plan
 from eventpub.spark.rows import JournalSink, are, batches, grouped, replayed, unpublished
-from eventpub.spark.snapshots import Snapshots
 from eventpub.times import Patience
 
 _REPLAYED_ROWS = 20_000

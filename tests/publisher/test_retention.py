@@ -17,6 +17,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
 )
 
+from eventpub.index.database import ROCKSDB
+from eventpub.index.index import Index
+from eventpub.index.reading import summary
 from eventpub.local import Kafka
 from eventpub.local.downloads import find_java
 from tests.conftest import FreshDatabase
@@ -55,6 +58,20 @@ def doctor(publisher: Publisher, name: str) -> list[dict[str, Any]]:
     return [check for check in answer["result"]["checks"] if check["name"] == name]
 
 
+def go_back(publisher: Publisher, by: int) -> None:
+    """Make its position so many µs older, where it is written down and in the shards' indexes."""
+    progress = json.loads((publisher.state / "progress.json").read_text())
+    progress["position"] -= by
+    progress["low"] = min(progress["low"], progress["position"])
+    (publisher.state / "progress.json").write_text(json.dumps(progress))
+    [shards] = publisher.state.glob("index/*-shards")
+    for folder in shards.iterdir():
+        known = summary(folder, ROCKSDB)
+        assert known is not None
+        with Index(folder, known.identity) as index:
+            index.go_back(by)
+
+
 @pytest.mark.engines("threads", why="with Spark the position is that of the checkpoint")
 @pytest.mark.parametrize("setting", ["retention_ms", "message_timestamp_before_max_ms"])
 def test_a_backlog_that_would_not_stay_on_the_topic_is_not_published(
@@ -73,11 +90,8 @@ def test_a_backlog_that_would_not_stay_on_the_topic_is_not_published(
     assert [c["status"] for c in doctor(publisher, "backlog")] == ["ok"]
 
     # as after an outage of a month; the position was a month ago, too
-    progress = json.loads((publisher.state / "progress.json").read_text())
     month = 30 * 86_400_000_000
-    progress["position"] -= month
-    progress["low"] = min(progress["low"], progress["position"])
-    (publisher.state / "progress.json").write_text(json.dumps(progress))
+    go_back(publisher, month)
     database.execute(
         "INSERT INTO events (aggregate_id, version, event_type, payload, create_time)"
         " VALUES ('old', 1, 'happened', '{}', NOW(6) - INTERVAL 29 DAY)"

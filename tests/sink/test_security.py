@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -23,6 +24,7 @@ from eventpub.sink.checks import checks
 from eventpub.sink.client import Clients
 from eventpub.sink.layout import check_topics
 from eventpub.sink.shard import ShardSink
+from tests.publisher.harness import eventually
 from tests.sink.conftest import PASSWORDS, OwnBroker
 from tests.sink.helpers import APP, WHOLE, read_topic, settings, some_events
 
@@ -53,6 +55,13 @@ def allow(address: str, kind: Any, name: str, *operations: Any) -> None:
     ]
     for future in admin.create_acls(bindings).values():
         future.result(10)
+    anybody: Any = None
+    those = AclBindingFilter(
+        kind, name, ResourcePatternType.PREFIXED, anybody, anybody,
+        AclOperation.ANY, AclPermissionType.ANY,
+    )  # fmt: skip
+    # the controller has written them; the broker applies them a moment later
+    eventually(lambda: {*bindings} <= {*admin.describe_acls(those).result(10)})
 
 
 def test_the_login_reaches_producer_consumer_and_admin_client(

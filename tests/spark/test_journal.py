@@ -9,9 +9,8 @@ import pytest
 from eventpub.channel import Report
 from eventpub.errors import StateError
 from eventpub.index import Index
-from eventpub.spark.journal import KEYS, Journal, Journals
+from eventpub.spark.journal import KEYS, Journal, Journals, Snapshots, prune
 from eventpub.spark.place import Place
-from eventpub.spark.snapshots import Snapshots, prune
 
 
 def journal(shard: int, **changes: bytes) -> Journal:
@@ -98,7 +97,7 @@ def test_an_index_is_fetched_from_the_newest_snapshot_that_is_not_too_new(tmp_pa
     with Index(tmp_path / "new", {}, redo=redo) as index:
         assert not index.is_new
     assert seen == [3]
-    prune(place, "q", journals, committed=4, shards=1)
+    prune(place, "q", committed=4, shards=1)
     assert snapshots.fetch(tmp_path / "old", 2) is None
     assert snapshots.fetch(tmp_path / "newest", 4) == 4
     assert journals.head(3, 0) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,8 @@ from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.coordinator.events import Log
 from eventpub.errors import StoreError
-from eventpub.spark.notes import Asked, Notes, of_one_batch
+from eventpub.spark.notes import Notes, Requests, asked, of_one_batch
 from eventpub.spark.observed import Observed
-from eventpub.spark.requests import Requests
 from eventpub.state import StateDir
 
 
@@ -42,12 +43,24 @@ def test_a_note_is_taken_once_in_the_order_of_its_writer(state: StateDir) -> Non
     assert [*reader.take()] == []
 
 
-def test_a_request_waits_until_it_is_removed(state: StateDir) -> None:
+def test_a_line_that_was_cut_is_passed_over(state: StateDir) -> None:
+    notes = Notes(state)
+    notes.put({"number": 1})
+    with (state.spark_scratch / "notes").open("a") as file:
+        file.write('{"num\n')
+    notes.put({"number": 2})
+    assert [note["number"] for note in notes.take()] == [1, 2]
+
+
+def test_a_request_waits_until_it_is_answered(state: StateDir, requests: Requests) -> None:
     request = Request("r", "publish", "a", 1, searched=(4, 5))
-    Asked(state).put(request)
-    assert Asked(state).all() == [request]
-    Asked(state).remove(request)
-    assert Asked(state).all() == []
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(requests.ask, request, 5.0, is_paused=False)
+        while asked(state) != [request]:
+            time.sleep(0.01)
+        requests.answered("r", 0, "published")
+        assert found.result()["answers"] == {"0": "published"}
+    assert asked(state) == []
 
 
 def test_one_request_of_a_batch_publishes() -> None:
@@ -66,7 +79,7 @@ def test_a_request_that_nobody_answers_in_time_is_withdrawn(
     requests: Requests, state: StateDir
 ) -> None:
     assert requests.ask(Request("r", "retry", "a"), 0.1, is_paused=False)["answers"] is None
-    assert Asked(state).all() == []
+    assert asked(state) == []
 
 
 def test_what_a_planner_sees_is_noted_once_a_second_and_a_line_at_once() -> None:
