@@ -212,16 +212,12 @@ def config_show(request: Request) -> Report:
     loaded = request.load()
     from eventpub.settings import effective
 
-    values = effective(loaded.config)
-    result: dict[str, Any] = {
-        key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()
-    }
-    rows: list[list[Span]] = []
-    for name, value in values.items():
-        origin = loaded.origins[name]
-        styles = ("", "dim") if origin == "default" else ("bold", "")
-        text = "" if value is None else json.dumps(value, ensure_ascii=False)
-        rows.append([(name, styles[0]), text, (origin, styles[1])])
+    values, origins = effective(loaded.config), loaded.origins
+    rows = [
+        (name, "" if value is None else json.dumps(value, ensure_ascii=False), origins[name])
+        for name, value in values.items()
+    ]
+    result = {name: {"value": v, "origin": origins[name]} for name, v in values.items()}
     return Report(
         True,
         counted(len(values), "key"),
