@@ -87,9 +87,6 @@ class Boundary:
         partitions: of the topic, where rows are read for shards.
         until: nothing created after it is read, µs; None: there is no end.
         hidden_since: as of `sources.mysql.Watermark`.
-
-    Attributes:
-        page_rows: most rows of the next window, of `[read]` at first.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -106,7 +103,6 @@ class Boundary:
         self._clock = parts.clock
         self._shards = config.run.shards, partitions
         self._config, self._read = config.store, config.read
-        self.page_rows = self._read.page_rows
         self._until = until
         self._store = parts.stores(config.store, layout)
         self._server: str | None = None
@@ -140,7 +136,12 @@ class Boundary:
         return None if since is None else since - _SHOWS_AT_LAST
 
     def poll(
-        self, after: int, next_due: int | None = None, *, with_rows: bool = False
+        self,
+        after: int,
+        next_due: int | None = None,
+        *,
+        with_rows: bool = False,
+        page_rows: int | None = None,
     ) -> PollResult:
         """How far a window that begins after `after` reaches.
 
@@ -149,19 +150,21 @@ class Boundary:
             next_due: when the next hold is due, µs; None: none is. A skip needs a poll of the open
                 transactions that is newer than the hold.
             with_rows: read the rows of a full page, too, and of the window after one.
+            page_rows: most rows of a page; None: as configured.
 
         Raises:
             StoreError: also store.moved: this one, and all that reads, must connect anew.
         """
+        page_rows = page_rows or self._read.page_rows
         reads = with_rows and self._is_behind
         passed_over = self._store.without_identity
-        poll, is_due = self._poll(after, next_due, None if reads else self.page_rows)
+        poll, is_due = self._poll(after, next_due, None if reads else page_rows)
         upto = poll.upper if self._until is None else min(poll.upper, self._until)
         is_last = self._until is not None and poll.upper >= self._until
         end = upto if poll.page_end is None else min(poll.page_end, upto)
         is_page, rows = poll.page_end is not None, None
         if (reads or (with_rows and is_page)) and poll.has_rows and upto > after:
-            rows, end, is_page = self._page(after, upto)
+            rows, end, is_page = self._page(after, upto, page_rows)
         is_new = end > after and (poll.has_rows or is_last or self._is_first)
         self._is_behind = is_new and is_page
         if is_new:
@@ -185,9 +188,11 @@ class Boundary:
             without_identity=self._store.without_identity - passed_over,
         )
 
-    def _page(self, after: int, upto: int) -> tuple[tuple[pa.Table, ...] | None, int, bool]:
+    def _page(
+        self, after: int, upto: int, most: int
+    ) -> tuple[tuple[pa.Table, ...] | None, int, bool]:
         """The rows of a page, for each shard its own; where it ends; whether more follows."""
-        page = self._store.page(after, upto, self.page_rows, _MOST_PAGE_BYTES)
+        page = self._store.page(after, upto, most, _MOST_PAGE_BYTES)
         end, is_full = (upto, False) if page.end is None else (page.end, True)
         if is_full and not page.batches:
             return None, end, is_full

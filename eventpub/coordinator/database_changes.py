@@ -11,9 +11,8 @@ from typing import Protocol
 
 from eventpub.admission.model import bucket_of
 from eventpub.config import format_time
-from eventpub.coordinator import wording
 from eventpub.coordinator.boundary import PollResult
-from eventpub.coordinator.events import Do, Log, Reassign, Sampled, TableChecked
+from eventpub.coordinator.events import Do, Reassign, Sampled, TableChecked
 from eventpub.coordinator.newest import ENDED_FOR, NewestRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
@@ -21,6 +20,7 @@ from eventpub.coordinator.wording import warning
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
+from eventpub.sources.mysql.zones import writers_zone
 from eventpub.terminal import counted
 
 _WATERMARK = {
@@ -32,8 +32,8 @@ _WATERMARK = {
 }
 """By state of the watermark, where it cannot see."""
 
-_SAID_EVERY = 60.0
-"""Seconds between two warnings of one kind, where their reason lasts."""
+_WARNED_EVERY = 60.0
+"""Seconds between two warnings of one kind."""
 
 _WARNS_FOR = 300.0
 """Seconds for which the check of times warns of rows of the past after the last of them."""
@@ -89,7 +89,7 @@ class DatabaseChanges:
         self._never_read = 0
         self._past_at, self._past_rows, self._past_oldest = float("-inf"), 0, 0
         self._ended: dict[tuple[int, int], float] = {}
-        self._said_of_past = self._said_of_future = float("-inf")
+        self._warned_at, self._warned_of = float("-inf"), ((False, False), 0)
         self.seen_at: float | None = None
 
     # -- polls ------------------------------------------------------------------------------------
@@ -160,7 +160,10 @@ class DatabaseChanges:
             self._note_past([row.created for row in found], now)
         elif not self._recounting.has_late:
             durable.newest = newest.last
-        self._note_future(event.ahead, event.rows_ahead, now)
+        progress, is_far = self._progress, event.ahead > _CLOCK_TOLERANCE
+        progress.ahead_seconds = event.ahead / 1e6 if is_far else 0.0
+        progress.rows_ahead = event.rows_ahead if is_far else 0
+        self._warn_of_odd_times(now)
         if not (self._is_fatal and newest.trips):
             return None
         return newest.error(time, durable.layout.where, self._zone)
@@ -172,30 +175,12 @@ class DatabaseChanges:
         return None if zone is None else zone.name
 
     def _note_past(self, created: list[int], now: float) -> None:
-        time, oldest = self._progress.time, min(created)
         self._recounting.note([bucket_of(at) for at in created])
         self._progress.rows_in_past += len(created)
         if now - self._past_at > _WARNS_FOR:
-            self._past_rows, self._past_oldest = 0, time
+            self._past_rows, self._past_oldest = 0, self._progress.time
         self._past_at, self._past_rows = now, self._past_rows + len(created)
-        self._past_oldest = min(self._past_oldest, oldest)
-        if now - self._said_of_past >= _SAID_EVERY:
-            self._said_of_past = now
-            state = self._progress.watermark
-            self._do(wording.rows_of_the_past(len(created), oldest, time, state, self._zone))
-
-    def _note_future(self, ahead: int, rows: int, now: float) -> None:
-        """So many rows lie in the future, the newest so many µs."""
-        progress, before = self._progress, self._progress.ahead_seconds
-        is_far = ahead > _CLOCK_TOLERANCE
-        progress.ahead_seconds, progress.rows_ahead = (ahead / 1e6, rows) if is_far else (0.0, 0)
-        after = progress.ahead_seconds
-        is_news = not before or (after > before and now - self._said_of_future > _SAID_EVERY)
-        if after and is_news:
-            self._said_of_future = now
-            self._do(wording.rows_of_the_future(progress.rows_ahead, after, self._zone))
-        elif before and not after:
-            self._do(Log("info", "no event lies in the future any more", {}))
+        self._past_oldest = min(self._past_oldest, *created)
 
     def odd_times(self, now: float) -> str:
         """What is odd about the rows' times at the moment; "": nothing is."""
@@ -217,6 +202,22 @@ class DatabaseChanges:
                 " not read (eventpub doctor)"
             )
         return "; ".join(said)
+
+    def _warn_of_odd_times(self, now: float) -> None:
+        """Log them: at once where they are of another kind than before, or where more have come."""
+        text, rows = self.odd_times(now), self._past_rows
+        kinds = (bool(self._progress.ahead_seconds), now - self._past_at <= _WARNS_FOR)
+        has_more = rows > self._warned_of[1] and now - self._warned_at >= _WARNED_EVERY
+        if any(kinds) and (kinds != self._warned_of[0] or has_more):
+            self._warned_at = now
+            advice = writers_zone(self._zone) + "; if transactions last that long, raise"
+            advice += " recount.horizon" + ", or GRANT PROCESS" * (
+                self._progress.watermark == "denied"
+            )
+            self._do(warning(text, fix=advice))
+            self._warned_of = kinds, rows
+        elif not any(kinds):
+            self._warned_of = kinds, 0
 
     def altered(self, event: TableChecked) -> StoreError | None:
         """What the event table looks like now; what to begin again for, where it has changed."""

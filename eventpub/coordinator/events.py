@@ -170,6 +170,7 @@ class Poll(Command):
     with_rows: bool
     anew: bool = False
     hidden_since: int | None = None
+    page_rows: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from eventpub.channel import Folding, Report
 from eventpub.config import Config, format_time
 from eventpub.coordinator.events import Log
 from eventpub.coordinator.progress import Progress
-from eventpub.sources.mysql.zones import writers_zone
 
 _TIMES = ("first_seen", "skipped_at")
 
@@ -49,25 +48,6 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         yield warning(text, after=format_time(report.repeats_after), **shard)
     if count := report.counts.gaps_vanished:
         yield warning("holds ended: the events above the gap were deleted", count=count)
-
-
-def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str, zone: str | None) -> Log:
-    """Rows are committed that were created before the horizon."""
-    text = (
-        "rows older than recount.horizon have just been committed; those with the newest ids are"
-        f" published, others may be missed: {writers_zone(zone)}; if transactions last that long,"
-        " raise recount.horizon"
-    ) + ", or GRANT PROCESS" * (watermark == "denied")
-    seconds = round((now - oldest) / 1e6)
-    facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}
-    return warning(text, code="store.rows_in_past", **facts)
-
-
-def rows_of_the_future(rows: int, seconds: float, zone: str | None) -> Log:
-    """The newest row lies in the future."""
-    text = "the newest event lies in the future and is published when its time comes; "
-    text += writers_zone(zone)
-    return warning(text, code="store.rows_in_future", rows=rows, seconds=round(seconds))
 
 
 _MANY_BEGIN_ABOVE = 1_000
