@@ -38,6 +38,9 @@ from eventpub.coordinator.shards import Failures, Runners, Shard, has_got_on
 from eventpub.coordinator.windows import Windows
 from eventpub.errors import EventpubError
 
+_FOLDING_EVERY = 10.0
+"""Seconds between two lines that say how far the topic is read back."""
+
 
 class Coordinator:
     """See the module.
@@ -81,7 +84,7 @@ class Coordinator:
             is_fatal=config.recount.rows_in_past == "stop",
         )
         self._schedule = Schedule(config.sink.delivery == "exactly_once")
-        self._report_log, self._fold_log = wording.ReportLog(config), wording.FoldLog()
+        self._report_log, self._fold_said_at = wording.ReportLog(config), float("-inf")
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:
@@ -142,7 +145,9 @@ class Coordinator:
         """Seconds until the next `Tick` is of use."""
         if self.runners.is_stopping:
             return max(0.0, self.runners.stop_by - now)
-        due = [*self.runners.due_at(), *self.windows.due_at()]
+        due = [*self.runners.due_at()]
+        if not self.windows.polling.is_under_way:
+            due.append(self.windows.polling.at)
         # what was due by the last event was seen to then; a second's work waits for a tick
         later = [at for at in due if at > self.seen_at]
         return max(0.0, min([*later, self._schedule.second_at]) - now)
@@ -296,8 +301,11 @@ class Coordinator:
             self._do(command)
         self._remember()
         self.rate.add(now, progress.published)
-        if (line := self._fold_log.line(self.health.foldings(), now)) is not None:
-            self._do(line)
+        if now - self._fold_said_at >= _FOLDING_EVERY and (foldings := self.health.foldings()):
+            self._fold_said_at = now
+            text = "reading the topic back into the index before publishing starts"
+            read, left = sum(f.read for f in foldings), sum(f.left for f in foldings)
+            self._do(e.Log("info", text, {"records": read, "left": left}))
         self._do(e.Show())
 
     def _sampled(self, event: e.Sampled, now: float) -> None:

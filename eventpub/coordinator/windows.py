@@ -32,18 +32,16 @@ class Polling:
         at: when the next poll is of use.
         wait: until the one after it, if it fails.
         is_under_way: whether there is one now.
-        waits_for_time: whether nothing but time is waited for.
         anew: whether the next poll opens a new connection.
     """
 
     at: float = 0.0
     wait: float = _FIRST_WAIT
     is_under_way: bool = False
-    waits_for_time: bool = False
     anew: bool = False
 
     def begin(self) -> bool:
-        self.is_under_way, self.waits_for_time = True, False
+        self.is_under_way = True
         anew, self.anew = self.anew, False
         return anew
 
@@ -102,11 +100,9 @@ class Windows:
         """
         polling = self.polling
         if polling.is_under_way or now < polling.at:
-            polling.waits_for_time = not polling.is_under_way
             return
         live = [shard for shard in self._shards if shard.lane is not None]
         if not live or any(shard.is_full(now) for shard in live):
-            polling.waits_for_time = False
             return
         shards = [] if is_paused else live
         dues = [due for shard in shards if (due := self._next_due(shard)) is not None]
@@ -147,9 +143,6 @@ class Windows:
             self._send(window, result, event.after, now)
         elif result.is_due:
             self._send_for_holds(window, result, now)
-
-    def due_at(self) -> list[float]:
-        return [self.polling.at] if self.polling.waits_for_time else []
 
     def begin_at(self, position: int) -> None:
         """All shards have read up to there, µs: windows begin no lower.
