@@ -26,16 +26,13 @@ from collections.abc import Callable
 from eventpub.channel import Ended, Folding, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
-from eventpub.coordinator import wording
-from eventpub.coordinator.database_changes import DatabaseChanges
-from eventpub.coordinator.durable_state import DurableState, StartState
+from eventpub.coordinator.database_changes import DatabaseChanges, NewestRows
 from eventpub.coordinator.health import HERE, Health, Schedule
-from eventpub.coordinator.newest import NewestRows
-from eventpub.coordinator.progress import Progress, Rate, ShownLag
+from eventpub.coordinator.position import DurableState, StartState, Windows
+from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.requests import Pauses, Requests
 from eventpub.coordinator.shards import Failures, Runners, Shard, has_got_on
-from eventpub.coordinator.windows import Windows
 from eventpub.errors import EventpubError
 
 _FOLDING_EVERY = 10.0
@@ -84,7 +81,7 @@ class Coordinator:
             is_fatal=config.recount.rows_in_past == "stop",
         )
         self._schedule = Schedule(config.sink.delivery == "exactly_once")
-        self._report_log, self._fold_said_at = wording.ReportLog(config), float("-inf")
+        self._report_log, self._fold_said_at = ReportLog(config), float("-inf")
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:

@@ -262,6 +262,10 @@ class Log(Command):
     facts: Mapping[str, Any]
 
 
+def warning(text: str, **facts: object) -> Log:
+    return Log("warning", text, facts)
+
+
 @dataclass(frozen=True)
 class Finish(Command):
     """The run is over: why; None: it was asked for, or everything is published."""

@@ -17,8 +17,8 @@ import structlog
 
 from eventpub.channel import PartitionId
 from eventpub.config import Config, format_time
-from eventpub.coordinator.durable_state import StartState
-from eventpub.coordinator.newest import last_of
+from eventpub.coordinator.database_changes import last_of
+from eventpub.coordinator.position import StartState
 from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
 from eventpub.index import Storage, Summary, of_another, summary

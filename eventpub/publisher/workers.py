@@ -12,7 +12,7 @@ from contextlib import suppress
 from eventpub.admission.model import window_of
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import Boundary
-from eventpub.coordinator.newest import MOST, SAMPLE
+from eventpub.coordinator.database_changes import MOST, SAMPLE
 from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.shard.assignment import Assignment
 from eventpub.sink.faults import topic_gone

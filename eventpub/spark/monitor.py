@@ -15,12 +15,11 @@ from eventpub.channel import Report, Request
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.health import SILENT_AFTER, STALLED_AFTER, NamedChecks, State, paused
-from eventpub.coordinator.progress import Progress, Rate, ShownLag
+from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
 from eventpub.coordinator.status import document, unanswered
-from eventpub.coordinator.wording import ReportLog
 from eventpub.errors import EventpubError
-from eventpub.publisher.commands import StatusFile
 from eventpub.publisher.prepare import Prepared
+from eventpub.publisher.publisher import StatusFile
 from eventpub.publisher.workers import ChecksWork, Worker
 from eventpub.sink.numbered import NumberedSink
 from eventpub.spark.journal import Journals

@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from eventpub.channel import Comparison, Report, Request
 from eventpub.config import Config
@@ -25,9 +26,11 @@ from eventpub.shard.assignment import Assignment
 from eventpub.sources.mysql import Layout
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import of_one_batch
-from eventpub.spark.observed import Observed, Table
 from eventpub.spark.plan import Plan
 from eventpub.terminal import counted
+
+if TYPE_CHECKING:
+    from eventpub.spark.driver import Observed
 
 _LONGEST_PAUSE = 0.5
 """Seconds that a call waits until the next poll is of use; Spark asks again at once."""
@@ -45,6 +48,16 @@ _KEPT_ANSWERED = 50
 _SAMPLED_EVERY = 1.0
 _CHECKED_EVERY = 60.0
 """Seconds between two samples of the newest rows, and two looks at the table's layout."""
+
+
+@dataclass
+class Table:
+    """As of `database_changes.Known`."""
+
+    position: int
+    layout: Layout
+    newest: tuple[int, int] | None
+    open_hidden_since: int | None = None
 
 
 class Planner:
@@ -71,7 +84,7 @@ class Planner:
         *,
         until: int | None = None,
         requests: Callable[[], Sequence[Request]] = lambda: (),
-        observed: Observed | None = None,
+        observed: Observed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -86,7 +99,7 @@ class Planner:
         self._clock = clock
         self._requests = requests
         self._planned_at = self._took = 0.0
-        self._observed = observed or Observed(None)
+        self._observed = observed
         # Spark's trigger of a user's own job is not known here
         runs = self._observed.is_of_publisher
         self._trigger = max(config.run.trigger, config.spark.trigger) / 1e6 if runs else math.inf

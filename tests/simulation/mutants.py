@@ -13,9 +13,8 @@ from confluent_kafka import OFFSET_INVALID
 
 from eventpub.admission.bulk import Contiguous
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.durable_state import DurableState
+from eventpub.coordinator.position import DurableState, Windows
 from eventpub.coordinator.recount import Recount
-from eventpub.coordinator.windows import Windows
 from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.index.values import BucketCounts
