@@ -254,11 +254,7 @@ class Boundary:
         return min(usual, wait or (every if comes else usual))
 
     def _of_one_server(self, poll: Poll) -> Poll:
-        """What was polled, if it is of the server that answered first.
-
-        Where the address leads to another one, the open transactions are looked at, and windows are
-        read, by connections to the former.
-        """
+        """What was polled, if it is of the server that answered first."""
         self._require_same_server(poll.server)
         return poll
 

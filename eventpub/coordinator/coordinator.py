@@ -261,11 +261,7 @@ class Coordinator:
         self._count(now, event.now)
 
     def _count(self, now: float, at_most: int | None = None) -> None:
-        """The next count; not before all shards have said what they have accounted for.
-
-        Args:
-            at_most: the database's time, where it is less than at the last poll, µs.
-        """
+        """The next count; not before all shards have said what they have accounted for."""
         found = self.windows.read_upto()
         if found is None or not self.progress.time:
             return

@@ -93,7 +93,6 @@ class NewestRows:
 
     @property
     def last(self) -> tuple[int, int] | None:
-        """As of `last_of` the sample before; None: there was none."""
         return self._last
 
     def wants_more(self, rows: Sequence[NewRow]) -> int | None:

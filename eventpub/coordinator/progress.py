@@ -50,12 +50,7 @@ class Histogram:
 
 
 def _counter(metric: str = "", meaning: str = "") -> Any:
-    """A total since the start of the process; what a report has under its name is added to it.
-
-    Args:
-        metric: its name in Prometheus, without ``eventpub_`` and ``_total``; "": it has none.
-        meaning: what it counts, as Markdown.
-    """
+    """A total since the start of the process; what a report has under its name is added to it."""
     return field(default=0, metadata={"metric": metric, "meaning": meaning})
 
 

@@ -76,7 +76,6 @@ class Recounting:
         self._recount.account(report.shard, report.buckets)
 
     def ended(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """As of `boundary.PollResult.ended`."""
         for after, upto in ranges:
             self._recount.ended(after, upto)
 

@@ -286,11 +286,7 @@ class Publisher:
             os.umask(mask)
 
     def _prepare(self) -> Prepared | None:
-        """Prepare the start; None: a stop was requested meanwhile.
-
-        In a thread: a server that does not answer is waited for some 10 s. Nothing is open before
-        it is prepared, so who is asked to stop leaves at once, as if killed.
-        """
+        """Prepare the start; None: a stop was requested meanwhile."""
         outcomes: queue.SimpleQueue[Prepared | BaseException] = queue.SimpleQueue()
 
         def work() -> None:

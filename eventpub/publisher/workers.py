@@ -185,11 +185,7 @@ class BrokerWork:
         return e.TopicChecked()
 
     def _check_topic(self, command: e.CheckTopic) -> None:
-        """Whether the topic is the same, and no other publisher writes to it.
-
-        A publisher of another id is never fenced. Where this one writes, a shard sees that
-        offsets are missing; this looks where it has not written for a while.
-        """
+        """Whether the topic is the same, and no other publisher writes to it."""
         app, clients, sink = self._app, self._clients, self._clients.sink
         ids = topic_ids(clients, (sink.topic,), _TIMEOUT)
         if sink.topic in self._topics and sink.topic not in ids:

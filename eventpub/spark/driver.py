@@ -303,11 +303,7 @@ def parts_of_time(options: SourceOptions) -> list[Part]:
 
 
 def _require_own(options: SourceOptions, place: Place, plan: Plan) -> None:
-    """Check that the state belongs to this table and these shards; a new query begins one.
-
-    Raises:
-        StateError: state.foreign, state.not_exclusive, state.unreachable, state.journal_missing
-    """
+    """Check that the state belongs to this table and these shards; a new query begins one."""
     name, identity = f"{plan.query}/identity.json", options.identity
     found = place.read(name)
     if found is None:

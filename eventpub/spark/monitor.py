@@ -338,7 +338,6 @@ class Monitor:
         return unanswered(self._document, self._document["at"], time.time())
 
     def _made(self, now: float) -> dict[str, Any]:
-        """As of `coordinator.status.status`."""
         progress, is_paused = self.progress, self._query.is_paused
         checks, publishing = self._checks.now(now, _LIMITS), self._checks["publishing"]
         if is_paused:
@@ -380,11 +379,9 @@ class Monitor:
     # -- requests ---------------------------------------------------------------------------------
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        """As of `ops.pages.Source`."""
         return self._requests.ask(request, timeout, is_paused=self._query.is_paused)
 
     def withdraw(self, id: str) -> None:
-        """As of `ops.pages.Source`."""
         self._requests.withdraw(id)
 
 

@@ -194,7 +194,6 @@ class Planner:
         )
 
     def _most_bytes(self, last: Plan, now: float) -> int:
-        """As of `Plan`, by how long the batch before has taken."""
         took, self._took, self._planned_at = self._took, 0.0, now
         if _FAST < took < self._trigger + 1:  # it may have waited for Spark's trigger
             took = max((report.took for report in self._reports), default=0.0)
@@ -245,11 +244,7 @@ class Planner:
         return min((r.next_due for r in self._reports if r.next_due is not None), default=None)
 
     def _poll(self, last: Plan, *, is_cut: bool) -> PollResult:
-        """Poll the boundary, and take over what that shows of the database.
-
-        Where the next batch has no new window, no end of a page is looked up: that costs as much
-        as reading a tenth of its rows.
-        """
+        """Poll the boundary, and take over what that shows of the database."""
         now = self._clock()
         if now >= self._table_at:
             self._table_at = now + _CHECKED_EVERY
@@ -266,11 +261,7 @@ class Planner:
         return result
 
     def _check_table(self) -> None:
-        """See whether the table was altered.
-
-        Raises:
-            StateError: state.second_rows
-        """
+        """See whether the table was altered."""
         tells_apart = not (self.layout.key_is_unique and self._observed.is_of_publisher)
         with suppress(StoreError):  # who reads meets it, too
             checked = self._checks.table()
