@@ -4,9 +4,8 @@ A window ends at the database's *now − delay*, or at the `page_rows`-th row wh
 backlog, and below what open transactions may still hide, where they can be seen. Nobody else asks
 for open transactions: two that ask at the same pace see nothing new (see `Watermark`).
 
-While there is a backlog, one reads the rows for all shards: each of them would have the database
-find every row, to be sent a part of them. A page's rows are as old as the answer: what commits
-later into its window is found like any other row that commits below the position.
+While there is a backlog, one poll reads the rows for all shards: each of them would have the
+database find every row. What commits later into a page is found like any other late row.
 """
 
 from __future__ import annotations
@@ -29,14 +28,12 @@ _BEFORE_IT_SHOWS = 100_000
 """µs in which a statement that has begun shows among the open transactions, with a wide margin."""
 
 _SHOWS_AT_LAST = 3_000_000
-"""µs in which it does, whatever it does before the engine knows of it: an INSERT shows in the list
-of processes from two seconds on. No poll waits for that, but what it hides is that much older."""
+"""µs after which it does in any case: an INSERT is in the process list from two seconds on."""
 
 _IDLE_AFTER = 1.0
 _IDLE_EVERY = 0.3
 """Where nothing has come for so many seconds, the next poll is after that part of the delay, at
-most after so many seconds. Rows that are seen when a third of their delay has passed are not read
-later than others."""
+most after so many seconds: early enough for rows to be read when their delay has passed."""
 
 _SOON = 1_000_000
 """µs; `read.max_wait` where that is more."""
@@ -54,13 +51,11 @@ class PollResult:
         end: of the next window, µs; None: there is nothing to read.
         is_page: whether the window is a full page, so that more follows.
         is_due: whether a hold that was asked for is due, and open transactions were polled for it.
-        server: identity of the server that answered.
         open_since, hidden_since: as of `channel.Window`.
         state, timed_out: as of `sources.mysql.Watermark`.
-        ended: ``(after, upto]``, µs, in which transactions wrote that have ended since, and whose
-            rows windows may have passed.
+        ended: ``(after, upto]``, µs, in which transactions wrote that have ended since.
         pause: seconds until the next poll is of use.
-        rows: of the window, for each shard its own; None: the shards read themselves.
+        rows: of the window, by shard; None: the shards read themselves.
         without_identity: rows of it that were passed over.
     """
 
@@ -237,8 +232,7 @@ class Boundary:
         return tuple((after - _SHOWS_AT_LAST, upto) for after, upto in found)
 
     def _comes_soon(self, poll: Poll) -> bool:
-        """Whether a row's delay will have passed before all that is open now is not waited for any
-        more, or after a few polls of a publisher that is idle."""
+        """Whether a row's delay passes soon: before what is open now is given up."""
         row, soon = poll.next_row, max(self._read.max_wait, _SOON)
         return row is not None and row + self._read.delay - poll.now <= soon
 
