@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from eventpub.cli.options import is_json_wanted, reports
+from eventpub.cli.options import reports
 from eventpub.cli.output import Report
 from eventpub.errors import ConfigError
 
@@ -168,7 +168,8 @@ def _answer(results: list[dict[str, Any]], out: Path) -> Report:
         f" with the defaults; see {out / 'index.html'}"
     )
 
-    if not is_json_wanted():
+    source = click.get_current_context().get_parameter_source("as_json")
+    if source is not ParameterSource.COMMANDLINE:
         for result in results:
             from eventpub.cli.terminal import console
 

@@ -1,4 +1,4 @@
-"""What a publisher needs of the world outside. It is handed down: tests give another world."""
+"""The parts of a publisher that tests replace."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from eventpub.times import SYSTEM_CLOCK, Clock
 
 @dataclass(frozen=True)
 class Parts:
-    """By default those of this machine.
+    """What a publisher uses of its surroundings.
 
     Attributes:
-        stores: opens the event table.
-        watermark: makes what polls its open transactions.
         storage: where indexes are.
-        failpoint: called with the name of each step, for tests that die there.
+        failpoint: called with the name of each step.
         sizes: of a transaction.
     """
 
@@ -38,5 +36,5 @@ class Parts:
 
 
 def real_parts(config: Config) -> Parts:
-    """Those that a configuration leads to; nothing is connected yet."""
+    """The real ones for a configuration; nothing is connected yet."""
     return Parts(Clients(config.sink))

@@ -129,16 +129,14 @@ def load(  # noqa: PLR0913 (one a source)
     """The effective configuration.
 
     Args:
-        file: the file to read; None means EVENTPUB_CONFIG, or ./eventpub.toml where there is one.
+        file: None means EVENTPUB_CONFIG, or ./eventpub.toml where there is one.
         overrides: by key ("sink.topic"), stronger than file and environment.
-        environ: the environment.
         flags: by key, the name of the flag that an override came from.
         reads_file: False: there is no file yet.
         defaults: by key, of keys that have none and that the caller does without.
 
     Raises:
-        ConfigError: one problem.
-        CombinedConfigError: several.
+        ConfigError: one problem, or as a CombinedConfigError several.
     """
     is_named = file is not None or bool(environ.get("EVENTPUB_CONFIG"))
     named = file or Path(environ.get("EVENTPUB_CONFIG") or "eventpub.toml")

@@ -1,4 +1,4 @@
-"""Small files that outlive a crash, and the errors of a file system with codes."""
+"""Writing small files durably; errors of a file system with codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal can do, and text that it shows instead of obeying it."""
+"""Text for a terminal."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ Not among them: new lines and tabs, of which longer texts are made.
 
 
 def can_redraw() -> bool:
-    """Whether stderr is a terminal that can; a dumb one (TERM=dumb, of editors) gets lines."""
+    """Whether stderr is a terminal that can be redrawn."""
     return sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
 
 
 def printable(text: str) -> str:
-    r"""Text with each control character as it would be written: ``\x1b``, ``\u202e``.
-
-    The ids of aggregates come from applications, which may take them from anybody.
-    """
+    r"""Text with each control character escaped: ``\x1b``, ``\u202e``."""
     return CONTROLS.sub(lambda found: escaped(found[0]), text)
 
 
@@ -35,17 +32,12 @@ def escaped(character: str) -> str:
 
 
 def for_people(text: str) -> str:
-    """As it may be written to a terminal: secrets hidden, control characters escaped."""
+    """Text with secrets masked and control characters escaped."""
     return printable(mask(text))
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """``1 event``, ``2 events``, ``1,000 events``.
-
-    Args:
-        one: what follows the number 1.
-        many: what follows any other number; by default `one` with an "s".
-    """
+    """``1 event``, ``2 events``, ``1,000 events``; `many` is by default `one` with an "s"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 

@@ -1,7 +1,6 @@
-"""Durations and times as text, as the configuration and the command line write them; the machine's
-clock, as an argument; waiting for a service that is away.
+"""Durations and times as text; the machine's clock; waiting for a service that is away.
 
-As text both are whole microseconds inside; a time counts from 1970, in UTC.
+Durations are whole microseconds, times are microseconds since 1970, UTC.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def format_time(micros: int) -> str:
 
 
 class Clock(Protocol):
-    """The machine's time; the database has one of its own. The module `time` is a clock."""
+    """The machine's time; the module `time` is one."""
 
     def monotonic(self) -> float:
         """Seconds since some moment; never goes back."""
@@ -109,11 +108,7 @@ _SAID_EVERY = 60.0
 
 
 class Patience:
-    """Pauses between the attempts of one piece of work.
-
-    Args:
-        what: the work, for the log.
-    """
+    """Pauses between the attempts of one piece of work; the log calls it `what`."""
 
     def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._what, self._clock = what, clock
@@ -122,14 +117,7 @@ class Patience:
         self._said_at = float("-inf")
 
     def wait(self, error: EventpubError) -> None:
-        """Wait until the next attempt.
-
-        Args:
-            error: of the last one.
-
-        Raises:
-            EventpubError: that one, `OUTAGE` after the first.
-        """
+        """Wait until the next attempt, or raise `error`, that of the last one, after `OUTAGE`."""
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
         left = self._since + OUTAGE - now

@@ -17,10 +17,10 @@ from eventpub.errors import ConfigError, SinkError
 
 
 class TokenProvider:
-    """Calls the function for one client, and keeps why it failed: the client does not say.
+    """Calls the function for one client.
 
     Attributes:
-        failure: what its last call has raised; None after one that gave a token.
+        failure: what its last call raised; None after one that returned a token.
 
     Raises:
         ConfigError: `config.token_provider`: there is no such function.

@@ -1,7 +1,4 @@
-"""The command `eventpub`: thin; each command is one function of a package below.
-
-Packages are imported inside the commands that need them: `eventpub --help` loads none.
-"""
+"""The command `eventpub`. Commands import what they need when they run: `--help` is fast."""
 
 from __future__ import annotations
 
@@ -84,10 +81,10 @@ def _answered(arguments: list[str]) -> int:
 
 
 def _leave(status: int) -> int:
-    """Write what is left; the exit status.
+    """Flush the streams; the exit status.
 
-    With threads of C++ libraries that wait for a broker or a database that is away, and cannot be
-    joined, it ends the process itself: they do not survive Python's own end.
+    It ends the process itself where daemon threads are left: those of C++ libraries, which wait for
+    a broker or a database that is away, crash in Python's own exit.
     """
     try:
         sys.stdout.flush()  # Python's end would complain, with an exit status of its own

@@ -40,10 +40,7 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
     help="The file to write.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-@configured(
-    "store.url", "store.table", "app.id", "sink.topic", "sink.bootstrap_servers", "ops.log",
-    texts={"store.table": "The event table; default: the likeliest one."}, loads=False,
-)  # fmt: skip
+@configured(*_STORE, "app.id", "sink.topic", "sink.bootstrap_servers", "ops.log", loads=False)
 def init(request: Request, url: str | None, output: Path, force: bool) -> Report:
     """Write a first eventpub.toml for your database.
 
@@ -128,12 +125,10 @@ class _RefusedError(Exception):
 
 
 @click.command()
-@configured(
-    "app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log",
-    level=logging.WARNING,  # what the clients log, the checks say
-)  # fmt: skip
-def doctor(config: Config) -> Report:
+@configured("app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log", loads=False)
+def doctor(request: Request) -> Report:
     """Check your setup and print the fix. Checks everything that `run` needs; changes nothing."""
+    config = request.load(logging.WARNING).config  # what the clients log, the checks say
     from eventpub.ops import doctor as examination
 
     checks = examination.examine(config)

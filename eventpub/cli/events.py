@@ -243,12 +243,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> l
     callback=_numbers,
     help="Earlier partition counts of the topic, oldest first; default: from app.state_dir.",
 )
-@configured(
-    *_KEYS[:-1], "read.start", "ops.log",
-    texts={
-        "read.start": "As for run: start of the publisher's range, if its state does not say."
-    },
-)  # fmt: skip
+@configured(*_KEYS[:-1], "read.start", "ops.log")
 def verify(config: Config, **what: Any) -> Report:
     """Compare table and topic. Counts events missing, repeated, out of order, altered, extra.
 

@@ -1,21 +1,17 @@
-"""Flags for configuration keys: one place gives each its key, and so its variable.
-
-`--config`, `--set` and these are the same everywhere; a command names the keys it offers.
-"""
+"""Options that several commands share: flags for configuration keys, `--json`, `--limit` …"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
-from click.core import ParameterSource
 
 from eventpub.times import parse_time
 
@@ -36,10 +32,7 @@ FLAGS: dict[str, tuple[str, str]] = {
     "app.state_dir": ("--state-dir", "Folder of the index and the position; kept between runs."),
     "store.url": ("--store-url", "The database: mysql+pymysql://user@host:3306/database."),
     "store.table": ("--table", "The event table."),
-    "read.start": (
-        "--start",
-        "Publish events created after: 'beginning', 'now' or an RFC 3339 time.",
-    ),
+    "read.start": ("--start", "Only events created after: 'beginning', 'now' or a time."),
     "sink.bootstrap_servers": ("--bootstrap-servers", "Brokers: host:port, comma-separated."),
     "sink.topic": ("--topic", "The topic."),
     "run.engine": ("--engine", "What publishes: spark or threads."),
@@ -81,18 +74,11 @@ class Request:
 Command: TypeAlias = Callable[..., Any]
 
 
-def configured(
-    *keys: str,
-    texts: Mapping[str, str] | None = None,
-    level: int = logging.INFO,
-    loads: bool = True,
-) -> Callable[[Command], Command]:
+def configured(*keys: str, loads: bool = True) -> Callable[[Command], Command]:
     """Add `--json`, `--config`, `--set` and the flags of these keys.
 
     Args:
-        texts: help of keys that mean something else for this command.
-        level: as of `Request.load`.
-        loads: give the command the `config`; False: the `request` for it.
+        loads: pass the command a `config`; False: a `request`, which loads it.
     """
     parameters = {FLAGS[key][0].lstrip("-").replace("-", "_"): key for key in keys}
 
@@ -109,12 +95,12 @@ def configured(
                 if (value := rest.pop(parameter)) is not None:
                     overrides[key], flags[key] = value, FLAGS[key][0]
             request = Request(config, overrides, flags)
-            return command(request.load(level).config if loads else request, **rest)
+            return command(request.load().config if loads else request, **rest)
 
         for key in reversed(keys):
             flag, text = FLAGS[key]
             variable = "EVENTPUB_" + key.upper().replace(".", "__")
-            text = f"{(texts or {}).get(key, text)}  [{key}, {variable}]"
+            text = f"{text}  [{key}, {variable}]"
             wrapped = click.option(flag, metavar="VALUE", help=text)(wrapped)
         wrapped = click.option(
             "--set",
@@ -138,12 +124,6 @@ def limited(text: str, *, default: int, most: int) -> Callable[[Command], Comman
     """Add `--limit`, up to `most`."""
     kind = click.IntRange(1, most)
     return click.option("--limit", type=kind, default=default, show_default=True, help=text)
-
-
-def is_json_wanted() -> bool:
-    """Whether the command that runs has `--json`."""
-    source = click.get_current_context().get_parameter_source("as_json")
-    return source is ParameterSource.COMMANDLINE
 
 
 def reports(command: Command) -> Command:

@@ -1,7 +1,7 @@
-"""What a command leaves behind: its answer on stdout, everything else on stderr, an exit status.
+"""A command's answer on stdout, everything else on stderr, and the exit status.
 
 With ``--json`` stdout gets exactly one object, ``{"command", "ok", "summary", "result", "error"}``.
-Secrets are masked here in every text, and control characters escaped for people.
+Every text has its secrets masked here, and for people its control characters escaped.
 """
 
 from __future__ import annotations
@@ -41,20 +41,12 @@ Span: TypeAlias = str | tuple[str, str]
 
 
 class Line:
-    """A line of an answer for people."""
-
     def __init__(self, *spans: Span) -> None:
         self.spans = spans
 
 
 @dataclass
 class Table:
-    """A table of an answer for people.
-
-    Args:
-        names: of the columns; "" for a column that needs none.
-    """
-
     names: Sequence[str]
     rows: Sequence[Sequence[Span]]
     title: str = ""
@@ -73,11 +65,7 @@ STYLES = {
 
 
 def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> list[Table]:
-    """Objects of an answer as rows; no table of none.
-
-    Args:
-        names: of the fields to show, in their order; of a field that ends with "_", no heading.
-    """
+    """One row for each object, with the fields `names`; no table without objects."""
 
     def cell(name: str, value: object) -> Span:
         text = _word(value)
@@ -85,8 +73,7 @@ def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> 
 
     columns = names.split()
     rows = [[cell(name, entry.get(name, "")) for name in columns] for entry in entries]
-    headings = ["" if name[-1] == "_" else name.replace("_", " ") for name in columns]
-    return [Table(headings, rows, title)] if rows else []
+    return [Table([name.replace("_", " ") for name in columns], rows, title)] if rows else []
 
 
 def facts(of: Mapping[str, Any]) -> Table:
@@ -109,9 +96,9 @@ class Report:
     """A command's answer.
 
     Args:
-        parts: what people see above the summary.
+        parts: printed above the summary.
         status: the exit status; None: 0 or 1, by `ok`.
-        error: why there is no yes, where one error says it.
+        error: why it is not `ok`, if an error is the reason.
     """
 
     ok: bool
@@ -127,7 +114,7 @@ class Report:
 
 
 class Stopped(BaseException):
-    """A signal asks the process to end; whatever is open is closed on the way out."""
+    """A signal asks the process to end."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
@@ -145,10 +132,7 @@ _TAKEN_WITHIN = 0.2
 
 
 def take_signals() -> None:
-    """Have SIGTERM and Ctrl-C end the command that begins now.
-
-    A process that was started with SIGINT ignored goes on ignoring it.
-    """
+    """Have SIGTERM and Ctrl-C end the command that begins now; an ignored SIGINT stays ignored."""
     _asked.clear()
     release_signals()
     signal.signal(signal.SIGTERM, stop)
@@ -158,20 +142,13 @@ def take_signals() -> None:
 
 
 def hold_signals() -> None:
-    """From now on a signal interrupts nothing: the answer is being given.
-
-    If its reader does not take it soon after a signal, the process ends.
-    """
+    """From now on a signal interrupts nothing, and ends the process only if nobody reads stdout."""
     global _is_answering  # noqa: PLW0603 (as are signals: one of a process)
     _is_answering = True
 
 
 def release_signals(*, to_default: bool = False) -> None:
-    """The end of `hold_signals`.
-
-    Args:
-        to_default: from now on a signal ends the process at once.
-    """
+    """End `hold_signals`; with `to_default` a signal then ends the process at once."""
     global _is_answering  # noqa: PLW0603
     for number in (signal.SIGTERM, signal.SIGINT) if to_default else ():
         if signal.getsignal(number) is stop:
@@ -190,20 +167,13 @@ def stop(number: int, _: FrameType | None) -> None:
 
 
 def end_if_asked() -> None:
-    """Once more what `stop` raised: inside a callback of the import system, say, it is swallowed.
-
-    Raises:
-        Stopped, KeyboardInterrupt: there was a signal.
-    """
+    """Raise again what `stop` raised: Stopped or KeyboardInterrupt. A callback may swallow it."""
     if _asked:
         raise KeyboardInterrupt if _asked[-1] == signal.SIGINT else Stopped(_asked[-1])
 
 
 def why_ended(cause: BaseException) -> BaseException:
-    """Why a command has ended with an exception: the signal, if there was one before it.
-
-    A library written in C may make another exception of what `stop` raises inside it.
-    """
+    """The reason of an exception: the signal before it, which a C library may have replaced."""
     if isinstance(cause, Stopped | KeyboardInterrupt | click.Abort):
         return cause
     try:
@@ -215,15 +185,12 @@ def why_ended(cause: BaseException) -> BaseException:
 
 
 class ReaderGoneError(BaseException):
-    """Who has read our stdout has left. No OSError: click and rich make exit status 1 of that."""
+    """The reader of stdout has gone. No OSError: click and rich turn that into exit status 1."""
 
 
 class _Output(io.FileIO):
-    """A stream of ours. What cannot be written is dropped: Python's end would otherwise complain
-    and change the exit status, and a log goes on when its disk has space again.
-
-    Args:
-        is_needed: the first time, raise it.
+    """stdout or stderr. What cannot be written is dropped: Python would otherwise complain at exit,
+    and change the exit status. With `is_needed` the first failure raises.
     """
 
     def __init__(self, descriptor: int, *, is_needed: bool, closes: bool = False) -> None:
@@ -231,7 +198,7 @@ class _Output(io.FileIO):
         self._is_needed = is_needed
 
     def write(self, data: Any, /) -> Any:
-        """As of its base.
+        """Like `FileIO.write`.
 
         Raises:
             EventpubError: cli.output_failed
@@ -255,10 +222,7 @@ class _Output(io.FileIO):
 
 
 def take_streams() -> None:
-    """Make this process's stdout and stderr ones that say what cannot be written.
-
-    A closed one becomes /dev/null: else a file that is opened later would have its number.
-    """
+    """Replace stdout and stderr by `_Output`; closed ones are opened on /dev/null."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -283,14 +247,10 @@ def take_streams() -> None:
 
 
 def write_json(command: str, report: Report, output: IO[bytes]) -> None:
-    """The one object of an answer; signals must be held.
+    """Write the one object of an answer; signals must be held.
 
     Args:
         command: as the user typed it ("config show").
-
-    Raises:
-        EventpubError: cli.output_failed
-        ReaderGoneError: there is no reader any more.
     """
     envelope = {
         "command": command,
@@ -308,7 +268,7 @@ def write_json(command: str, report: Report, output: IO[bytes]) -> None:
 
 @contextmanager
 def only_stderr() -> Iterator[IO[bytes]]:
-    """Give the caller stdout for itself; meanwhile all others write stderr, child processes too."""
+    """Give stdout to the caller alone; what others write to it goes to stderr."""
     sys.stdout.flush()
     own, before = os.dup(1), sys.stdout
     with _Output(own, is_needed=True, closes=True) as output:

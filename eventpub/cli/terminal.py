@@ -32,9 +32,9 @@ _GAP = 2
 
 
 class SafeConsole(Console):
-    """A console to which text is only text: ids may contain ``[red]``, ``:bug:`` or an escape.
+    """A console without markup: ids may contain ``[red]``, ``:bug:`` or an escape.
 
-    A `Text` is taken as it is: who makes one escapes what comes from outside, by `for_people`.
+    It does not escape a `Text`: use `for_people` for what comes from outside.
     """
 
     def __init__(self, file: IO[str], **options: Any) -> None:
