@@ -48,9 +48,8 @@ from eventpub.sink.owned_producer import OwnedProducer, transactional_id
 from eventpub.sink.records import SOURCE
 from eventpub.sink.topics import list_offsets
 from eventpub.sink.transaction import Transactions
-from eventpub.spark import input_rows, sink_task, topic_watch
+from eventpub.spark import SourceError, input_rows, sink_task, topic_watch
 from eventpub.spark.options import SinkOptions, sink_options
-from eventpub.spark.process import SourceError
 from eventpub.spark.sink import EventpubSink, Published, Writer
 from eventpub.spark.topic_watch import TopicWatch
 from tests.sink.helpers import CREATED, read_topic
