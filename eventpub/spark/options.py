@@ -20,7 +20,7 @@ from eventpub.errors import ConfigError
 from eventpub.spark.plan import Plan
 from eventpub.times import parse_time
 
-_SECTIONS = {"store": Store, "read": Read, "gaps": Gaps, "recount": Recount}
+_SECTIONS: dict[str, Any] = {"store": Store, "read": Read, "gaps": Gaps, "recount": Recount}
 _SECTION_OF = {
     key: section
     for section, model in _SECTIONS.items()
