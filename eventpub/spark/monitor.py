@@ -22,12 +22,12 @@ from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import StatusFile
 from eventpub.publisher.workers import ChecksWork, Worker
 from eventpub.sink.numbered import NumberedSink
+from eventpub.spark.checkpoint import TopicWatch
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import Notes, Requests
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
 from eventpub.spark.plan import Plan
-from eventpub.spark.topic_watch import TopicWatch
 from eventpub.state import StateDir
 
 _LAG_EVERY, _BROKER_EVERY = 1.0, 5.0

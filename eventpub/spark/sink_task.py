@@ -27,8 +27,8 @@ from eventpub.sink.records import Columns, DeadRow, contents_of
 from eventpub.sink.refusals import Refused
 from eventpub.sink.refusing import Numbered
 from eventpub.sink.topics import partition_counts
-from eventpub.spark.input_rows import InputRows
 from eventpub.spark.options import SinkOptions
+from eventpub.spark.rows import InputRows
 
 Refusal = tuple[str, int, str]
 """Aggregate, version and reason of an event that the broker has refused."""

@@ -48,11 +48,11 @@ from eventpub.sink.owned_producer import OwnedProducer, transactional_id
 from eventpub.sink.records import SOURCE
 from eventpub.sink.topics import list_offsets
 from eventpub.sink.transaction import Transactions
-from eventpub.spark import input_rows, sink_task, topic_watch
+from eventpub.spark import SourceError, checkpoint, sink_task
+from eventpub.spark import rows as of_spark
+from eventpub.spark.checkpoint import TopicWatch
 from eventpub.spark.options import SinkOptions, sink_options
-from eventpub.spark.process import SourceError
 from eventpub.spark.sink import EventpubSink, Published, Writer
-from eventpub.spark.topic_watch import TopicWatch
 from tests.sink.helpers import CREATED, read_topic
 from tests.spark import cut_off, redivided
 from tests.tcp_proxy import TcpProxy
@@ -146,7 +146,7 @@ _task = threading.local()
 def tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are tasks of Spark's; whether rows were cut off is tried with a real one below."""
     monkeypatch.setattr(sink_task, "TaskContext", SimpleNamespace(get=lambda: _task.context))
-    monkeypatch.setattr(input_rows, "require_whole_input", lambda: None)
+    monkeypatch.setattr(of_spark, "require_whole_input", lambda: None)
 
 
 @pytest.fixture
@@ -457,7 +457,7 @@ def test_a_transaction_that_was_left_open_is_noticed_without_any_rows(
     with held(kafka_server, place, options.id):
         watch.do(CheckTopic({}))
         watch.do(CheckTopic({}))
-        monkeypatch.setattr(topic_watch, "unnoticed_for", lambda _: 0.0)
+        monkeypatch.setattr(checkpoint, "unnoticed_for", lambda _: 0.0)
         with pytest.raises(SinkError) as found:
             watch.do(CheckTopic({}))
     assert found.value.code == "sink.hanging_transaction"
