@@ -12,9 +12,10 @@ from typing import Any, Literal
 from eventpub import config
 from eventpub.config import format_duration
 from eventpub.errors import Check, EventpubError
-from eventpub.sink import client_settings, faults
+from eventpub.sink import faults
 from eventpub.sink.batch import AHEAD_OF_CLOCK
-from eventpub.sink.client import Clients
+from eventpub.sink.client import Clients, producer_settings
+from eventpub.sink.fencing import try_transactions
 from eventpub.sink.layout import (
     alter,
     check_written,
@@ -24,9 +25,8 @@ from eventpub.sink.layout import (
     written_topics,
     wrong_topics,
 )
-from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, check_sample, sources_of
-from eventpub.sink.owned_producer import try_transactions
+from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import counts_of, metadata, topic_ids
 from eventpub.terminal import counted
 
@@ -264,7 +264,7 @@ def _alter_all(sink: config.Sink, topics: Sequence[str], setting: str | None) ->
 
 def _faults_of(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[str, str]]:
     """Settings of the topic that break the guarantees, each with the fix."""
-    own = client_settings.producer_settings(sink, None)
+    own = producer_settings(sink, None)
     limit = _largest_record(settings)
     batch, most = int(own["batch.size"]), int(own["message.max.bytes"])
     add = alter(sink, sink.topic)

@@ -16,22 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 
-from eventpub.sink.client import Clients
+from eventpub.sink.fencing import hanging
 from eventpub.sink.folded import Decoder, Folded, Scope
 from eventpub.sink.layout import check_leaders, tail_gone
-from eventpub.sink.missing_markers import (
-    MissingMarkerError,
-    PartitionId,
-    Written,
-    hanging,
-)
+from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.reading import MARKER_TIMEOUT, Message, Reading, iter_ranges
-from eventpub.sink.topics import End, Meanwhile, list_offsets, open_below
+from eventpub.sink.records import PartitionId, Written
+from eventpub.sink.topics import End, Meanwhile, list_offsets
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
-_ENDED_WITHIN = 3 * MARKER_TIMEOUT
-"""Seconds in which what this producer ends in partitions is to be seen as ended."""
 
 
 class Fold(Iterator[Folded]):
@@ -295,28 +289,3 @@ class Fold(Iterator[Folded]):
                     yield self._decoder.decode(kind, messages, dict(self.offsets))
         # past the markers of transactions that follow the last records
         self.offsets |= {place: self._ends[place] for place in places}
-
-
-def end_all(
-    clients: Clients,
-    places: list[PartitionId],
-    end_open: Callable[[set[PartitionId]], None],
-    meanwhile: Meanwhile,
-) -> None:
-    """Waits until no transaction is open before the ends of these partitions as they are now.
-
-    Args:
-        end_open: ends what the shard's own producer has open in partitions.
-
-    Raises:
-        SinkError: `sink.hanging_transaction`.
-    """
-    ends = list_offsets(clients, places, "latest")
-    held = open_below(clients, ends, MARKER_TIMEOUT, meanwhile)
-    if held:
-        end_open(set(held))
-        # the marker of what has ended it may be left out as well
-        ends |= list_offsets(clients, list(held), "latest")
-        held = open_below(clients, ends, _ENDED_WITHIN, meanwhile)
-    for place, stable in sorted(held.items()):
-        raise hanging(clients.sink, place, stable, ends[place], _ENDED_WITHIN)

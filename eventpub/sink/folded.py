@@ -18,8 +18,8 @@ from eventpub.admission.model import Shard, SkippedGap, topic_partition
 from eventpub.sink import records
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_conflict, read_gap
-from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, origin_of, other_publisher
+from eventpub.sink.records import PartitionId
 
 
 def _no_versions() -> npt.NDArray[np.int64]:

@@ -22,18 +22,13 @@ from typing import Any
 
 from eventpub import config
 from eventpub.admission import SkippedGap
-from eventpub.errors import SinkError
 from eventpub.sink import records
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents, read_gap
 from eventpub.sink.layout import tail_gone
-from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
+from eventpub.sink.reading import iter_ranges
+from eventpub.sink.records import PartitionId, Written
 from eventpub.sink.topics import list_offsets
-
-PartitionId = tuple[str, int]
-"""A topic and the number of one of its partitions."""
-Written = tuple[int, int]
-"""The first offset that one transaction has written to a partition, and the next after its last."""
 
 
 class MissingMarkerError(Exception):
@@ -46,67 +41,6 @@ class MissingMarkerError(Exception):
     def __init__(self, written: Mapping[PartitionId, Written]) -> None:
         super().__init__(f"committed, but not visible: {dict(written)}")
         self.written = dict(written)
-
-
-def hanging(
-    sink: config.Sink, place: PartitionId, stable: int, end: int, seconds: float
-) -> SinkError:
-    """What holds a partition, and how an operator ends it.
-
-    Args:
-        stable: the last stable offset.
-        end: what could not be reached.
-        seconds: for how long.
-    """
-    topic, partition = place
-    tool = f"kafka-transactions.sh --bootstrap-server {sink.bootstrap_servers}"
-    return SinkError(
-        "sink.hanging_transaction",
-        f"an open transaction holds {topic}[{partition}]: last stable offset {stable},"
-        f" high watermark {end}, no progress for {seconds:.0f} s",
-        where=f"topic {topic}",
-        suggestion="make sure its producer is no longer running, since an abort discards its"
-        f" records: {tool} find-hanging --topic {topic} --partition {partition}; then {tool}"
-        f" abort --topic {topic} --partition {partition} --start-offset {stable}",
-        retriable=True,
-    )
-
-
-def require_none_left_open(clients: Clients, app_id: str, places: Collection[PartitionId]) -> None:
-    """Check that no transaction of an id is open in partitions, when its producers are fenced.
-
-    Else its records would be visible, or not, by the outcome of whatever is written there next.
-
-    Raises:
-        SinkError: `sink.hanging_transaction`, or as `check_topics`.
-    """
-    if not places:
-        return
-    ends = list_offsets(clients, [*places], "latest")
-    began = clients.clock.monotonic()
-    while True:
-        stable = list_offsets(clients, [*places], "latest", committed=True)
-        held = [place for place in places if stable[place] < ends[place]]
-        seconds = clients.clock.monotonic() - began
-        if not held:
-            return
-        if seconds > MARKER_TIMEOUT:
-            for place in held:
-                if is_held_by(clients, app_id, place, stable[place], ends[place]):
-                    raise hanging(clients.sink, place, stable[place], ends[place], seconds)
-            return
-        clients.clock.sleep(0.02)
-
-
-def is_held_by(clients: Clients, app_id: str, place: PartitionId, stable: int, end: int) -> bool:
-    """Whether the open transaction that holds a partition is one of this id.
-
-    Args:
-        stable: the last stable offset, where that transaction begins.
-        end: the high watermark.
-    """
-    first = next(iter_ranges(clients, {place: (stable, end)}, committed=False, few=True), None)
-    return first is not None and records.is_ours(dict(first.headers() or ()), {app_id})
 
 
 def lost_records(

@@ -16,8 +16,8 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import faults, records, topics
 from eventpub.sink.client import Clients
-from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.reading import iter_ranges
+from eventpub.sink.records import PartitionId
 
 Origin = Literal["own", "other_publisher", "unrecognised"]
 """Ours; of another publisher; of anybody else."""

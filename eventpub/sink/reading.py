@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import Any, TypeAlias
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -17,8 +17,7 @@ from eventpub.sink import client, faults, records
 from eventpub.sink.client import Clients
 from eventpub.sink.topics import Meanwhile, list_offsets, open_below
 
-Place: TypeAlias = tuple[str, int]
-"""A topic and a partition."""
+Place = records.PartitionId
 MARKER_TIMEOUT = 2.0
 """Seconds that a marker may come after the answer that its transaction is over."""
 _FEW = 50

@@ -37,6 +37,10 @@ import pyarrow.compute as pc
 from eventpub.admission.model import topic_partitions
 
 Header: TypeAlias = tuple[str, str | bytes | None]
+PartitionId: TypeAlias = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+Written: TypeAlias = tuple[int, int]
+"""The first offset that one transaction has written to a partition, and the next after its last."""
 
 SEQUENCE = "ce_sequence"
 TIME = "ce_time"

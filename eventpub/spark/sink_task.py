@@ -17,15 +17,14 @@ from pyspark import TaskContext
 
 from eventpub.admission import EVENTS, Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
-from eventpub.sink.base import Content
+from eventpub.sink.base import Content, Refused
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.layout import check_topics
+from eventpub.sink.markers import Numbered
 from eventpub.sink.numbered import NumberedSink
 from eventpub.sink.records import Columns, DeadRow, contents_of
-from eventpub.sink.refusals import Refused
-from eventpub.sink.refusing import Numbered
 from eventpub.sink.topics import partition_counts
 from eventpub.spark.input_rows import InputRows
 from eventpub.spark.options import SinkOptions

@@ -14,7 +14,7 @@ import pytest
 
 from eventpub import config, patience
 from eventpub.errors import SinkError
-from eventpub.sink import left_open, numbered
+from eventpub.sink import markers, numbered
 from eventpub.sink.client import Clients
 from eventpub.sink.missing_markers import again
 from eventpub.sink.transaction import PROBE
@@ -49,7 +49,7 @@ class Message:
 
 def settling(
     monkeypatch: pytest.MonkeyPatch, there: list[Message], visible: set[int]
-) -> left_open.Settling:
+) -> markers.Settling:
     def ranges(
         _: Any, asked: dict[Any, tuple[int, int]], *, committed: bool, few: bool = False
     ) -> Iterator[Message]:
@@ -59,13 +59,13 @@ def settling(
             if first <= message.at < end and (message.at in visible or not committed):
                 yield message
 
-    monkeypatch.setattr(left_open, "iter_ranges", ranges)
-    monkeypatch.setattr(left_open, "list_offsets", lambda _, places, *__, **___: {places[0]: 0})
-    return left_open.Settling(Clients(SINK), "app", Mock(), {}, [])
+    monkeypatch.setattr(markers, "iter_ranges", ranges)
+    monkeypatch.setattr(markers, "list_offsets", lambda _, places, *__, **___: {places[0]: 0})
+    return markers.Settling(Clients(SINK), "app", Mock(), {}, [])
 
 
-def span(first: int, end: int, count: int, task: int = 0) -> left_open._Span:
-    return left_open._Span(task, ("orders", 0), first, end, count)
+def span(first: int, end: int, count: int, task: int = 0) -> markers._Span:
+    return markers._Span(task, ("orders", 0), first, end, count)
 
 
 def test_what_lies_between_the_parts_of_a_batch_is_not_of_it(
@@ -97,7 +97,7 @@ def test_a_topic_that_may_not_be_read_is_believed(monkeypatch: pytest.MonkeyPatc
     def refused(*_: Any, **__: Any) -> Iterator[Message]:
         raise SinkError("sink.not_authorized", "no")
 
-    monkeypatch.setattr(left_open, "iter_ranges", refused)
+    monkeypatch.setattr(markers, "iter_ranges", refused)
     assert made._is_visible(span(0, 1, 1))
 
 
