@@ -6,7 +6,7 @@ Many events are handed over at once where that is safe, else one by one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -263,17 +263,9 @@ class Producing:
         """
         for topic, events in batch.events.items():
             self._produce_events(topic, events, batch, crash_point)
-        for topic, r in batch.side:
-            on_delivery = partial(batch.reports_of(topic, r.partition).on_delivery, 0)
-            try:
-                self._produce_one(topic, r, on_delivery)
-            except KafkaException as exception:
-                error = faults.kafka_error(exception)
-                if error.code() not in faults.REFUSED_RECORD:
-                    raise
-                batch.refused.append((topic, 0, self._refusal(error)))
-                break
-            batch.produced += 1
+        for topic in dict.fromkeys(topic for topic, _ in batch.side):
+            of_topic = [record for name, record in batch.side if name == topic]
+            self._produce_columns(topic, records.columns_of(of_topic), batch, no_crash)
 
     def _produce_events(
         self,
@@ -363,8 +355,9 @@ class Producing:
                 # By position: keywords cost more than the call.
                 produce(topic, value, key, partition, on_delivery, on_delivery, timestamp, headers)
             except BufferError:
-                record = records.Record(key, value, partition, timestamp, headers)
-                self._produce_one(topic, record, on_delivery)
+                self._produce_one(
+                    topic, value, key, partition, *(on_delivery,) * 2, timestamp, headers
+                )
             except KafkaException as exception:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
@@ -378,19 +371,11 @@ class Producing:
         limit = f"the client's message.max.bytes ({self._writer.message_limit})"
         return faults.refuses(error, limit)
 
-    def _produce_one(
-        self,
-        topic: str,
-        r: records.Record,
-        on_delivery: Callable[[KafkaError | None, Message], None],
-    ) -> None:
+    def _produce_one(self, *arguments: Any) -> None:
         deadline = self._clients.clock.monotonic() + self._writer.flush_timeout
         while True:
             try:
-                self._writer.client.produce(
-                    *(topic, r.value, r.key, r.partition, on_delivery, on_delivery),
-                    *(r.timestamp, r.headers),
-                )
+                self._writer.client.produce(*arguments)
                 return
             except BufferError:
                 self._wait_for_space(deadline)

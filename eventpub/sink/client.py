@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,17 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from eventpub import config
-from eventpub.config_values import refused_property
-from eventpub.errors import ConfigError
-from eventpub.masking import current
 from eventpub.private_apis import bulk
 from eventpub.private_apis.bulk import TransactionLog
 from eventpub.sink import faults
+from eventpub.sink.client_settings import (
+    FETCH_LITTLE,
+    admin_settings,
+    consumer_settings,
+    producer_settings,
+    refused,
+    settings,
+)
 from eventpub.times import SYSTEM_CLOCK, Clock
 from eventpub.tokens import TokenProvider, find_function
 
@@ -238,12 +243,7 @@ def _when_answered(producer: Producer) -> None:
 
 
 def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.Sink) -> Any:
-    """A client of this kind.
-
-    Raises:
-        ConfigError: `config.sink_property`, `config.token_provider`.
-        SinkError: `sink.token_failed`.
-    """
+    """A client of this kind."""
     conf = {**conf, "error_cb": client_log.error}
     if sink.token_provider is not None:
         properties = str(conf.get("sasl.oauthbearer.config", ""))
@@ -278,185 +278,3 @@ def check_properties(sink: config.Sink, app_id: str) -> None:
         sink = sink.model_copy(update={"token_provider": None})
     _made(Producer, producer_settings(sink, id_) | more, ClientLog(), sink)
     _made(Consumer, consumer_settings(sink) | more, ClientLog(), sink)
-
-
-# -- settings of the clients ---------------------------------------------------------------------
-
-_COMMON: dict[str, Any] = {
-    # Connecting to a broker when it is needed, not when a timer comes round: a new client is
-    # ready in a few milliseconds instead of 55 to 510.
-    "enable.sparse.connections": "false",
-    "socket.timeout.ms": "10000",
-    "socket.connection.setup.timeout.ms": "5000",
-    "socket.keepalive.enable": "true",
-    "reconnect.backoff.ms": "50",
-    "reconnect.backoff.max.ms": "1000",
-    "allow.auto.create.topics": "false",
-}
-_PRODUCER: dict[str, Any] = {
-    "compression.type": "lz4",
-    # With more, librdkafka 2.16 spins between two answers of a busy broker: up to 58 µs of CPU a
-    # record instead of 1.6 (docs/dev/2026-11-speed.md). One request holds up to `batch.size` bytes.
-    "max.in.flight": "1",
-    "batch.num.messages": "10000",
-    "batch.size": "900000",
-    "queue.buffering.max.messages": "200000",
-    "queue.buffering.max.kbytes": "262144",
-    # What a topic takes by default. librdkafka's own is 1,000,000: rows between would become dead
-    # letters without the broker being asked.
-    "message.max.bytes": "1048588",
-}
-_LINGER_MS = 200
-"""Each batch ends with a flush, which waits for no linger; until then only full requests go out."""
-_CONSUMER: dict[str, Any] = {
-    "fetch.wait.max.ms": "50",
-    "fetch.error.backoff.ms": "50",
-    # by default 1 s, each time that the queue has been full, as it is with `FETCH_LITTLE`
-    "fetch.queue.backoff.ms": "10",
-    "queued.min.messages": "100000",
-    "queued.max.messages.kbytes": "16384",
-    "check.crcs": "true",
-}
-FETCH_LITTLE = {"queued.min.messages": "1", "max.partition.fetch.bytes": "65536"}
-_QUIET = "4"
-
-
-def settings(sink: config.Sink) -> dict[str, Any]:
-    """What all clients share: the servers, the defaults, the user's properties.
-
-    Raises:
-        ConfigError: `config.contradiction`, a property that would break a guarantee.
-    """
-    for key, value in sink.properties.items():
-        if refusal := refused_property(key, value, sink.delivery):
-            raise ConfigError(
-                "config.contradiction",
-                f"the property {key} cannot be set: {refusal}",
-                where=f"sink.properties.{key}",
-                suggestion=f"remove {key} from [sink.properties]",
-            )
-    given = {name: current(value) for name, value in sink.properties.items()}
-    return {"bootstrap.servers": sink.bootstrap_servers, **_COMMON, **given}
-
-
-def _message_timeout(conf: dict[str, Any]) -> int:
-    """The time that a message has, ms; 0 is without a limit."""
-    name = "message.timeout.ms" if "message.timeout.ms" in conf else "delivery.timeout.ms"
-    text = str(conf[name])
-    if not re.fullmatch(r"[0-9]{1,10}", text):
-        raise ConfigError(
-            "config.sink_property",
-            f"Kafka's client refuses its settings: {name} = {text!r} is not a number",
-            where=f"sink.properties.{name}",
-            suggestion="write a whole number of milliseconds",
-        )
-    return int(text)
-
-
-def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[str, Any]:
-    """Settings of a producer; with an id they are those of a transactional one."""
-    timeout_ms = max(1000, sink.transaction_timeout // 1000)
-    conf = {**_PRODUCER, **settings(sink)}
-    if "max.in.flight.requests.per.connection" in conf:
-        del conf["max.in.flight"]
-    if not {"message.timeout.ms", "delivery.timeout.ms"} & conf.keys():
-        # A message must give up before its transaction does: what is still in the queue when the
-        # broker has aborted would be sent into the next one's time.
-        conf["message.timeout.ms"] = str(min(30_000, timeout_ms * 3 // 4))
-    limit = _message_timeout(conf)
-    if not {"linger.ms", "queue.buffering.max.ms"} & conf.keys():
-        # librdkafka takes no linger above the time that a message has; 0 is all of it
-        conf["linger.ms"] = str(min(_LINGER_MS, limit // 2 or _LINGER_MS))
-    if transactional_id is not None:
-        if "socket.timeout.ms" not in sink.properties:
-            # librdkafka wants it within the transaction's timeout
-            conf["socket.timeout.ms"] = str(min(int(conf["socket.timeout.ms"]), timeout_ms))
-        if not 0 < limit < timeout_ms:
-            raise ConfigError(
-                "config.contradiction",
-                f"message.timeout.ms ({limit}) must be below the transaction timeout"
-                f" ({timeout_ms} ms)",
-                where="sink.properties.message.timeout.ms",
-                suggestion="lower message.timeout.ms or raise sink.transaction_timeout",
-            )
-        conf["transactional.id"] = transactional_id
-        conf["transaction.timeout.ms"] = str(timeout_ms)
-    elif sink.delivery == "at_most_once":
-        conf["message.send.max.retries"] = "0"
-    else:
-        conf["enable.idempotence"] = "true"
-    # The protocol's log lines name each request and answer: nothing else shows an `EndTxn` that
-    # was sent twice.
-    conf["log_level"] = "7"
-    conf["debug"] = ",".join({"protocol", *filter(None, str(conf.get("debug", "")).split(","))})
-    return conf
-
-
-def consumer_settings(sink: config.Sink, *, committed: bool = True) -> dict[str, Any]:
-    """Settings of a consumer that is assigned its partitions; `committed`: of nothing else."""
-    return {
-        **_CONSUMER,
-        **settings(sink),
-        "group.id": "eventpub",
-        "enable.auto.commit": "false",
-        "enable.auto.offset.store": "false",
-        "isolation.level": "read_committed" if committed else "read_uncommitted",
-        "enable.partition.eof": "true",
-        "auto.offset.reset": "error",
-        "log_level": _QUIET,
-    }
-
-
-def admin_settings(sink: config.Sink) -> dict[str, Any]:
-    """Settings of an admin client, to librdkafka a producer, though it produces nothing."""
-    return {
-        **settings(sink),
-        "enable.idempotence": "false",
-        "linger.ms": "0",
-        "log_level": _QUIET,
-    }
-
-
-_ALIASES = {
-    "acks": "request.required.acks",
-    "bootstrap.servers": "metadata.broker.list",
-    "compression.type": "compression.codec",
-    "delivery.timeout.ms": "message.timeout.ms",
-    "linger.ms": "queue.buffering.max.ms",
-    "max.in.flight": "max.in.flight.requests.per.connection",
-    "max.partition.fetch.bytes": "fetch.message.max.bytes",
-    "retries": "message.send.max.retries",
-    "sasl.mechanism": "sasl.mechanisms",
-    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
-    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
-}
-"""By an alias the name that the client's messages have."""
-
-
-def refused(reason: str, properties: Mapping[str, str]) -> ConfigError:
-    """The error of settings that the client does not take; `reason`: its own words."""
-    has_no_provider = "No provider for SASL mechanism" in reason
-    name, reason = _as_named_by_user(reason, properties)
-    name = "sasl.mechanism" if has_no_provider else name
-    return ConfigError(
-        "config.sink_property",
-        f"Kafka's client refuses its settings: {reason}",
-        where=f"sink.properties.{name}".rstrip("."),
-        suggestion="set sasl.mechanism in [sink.properties] to another one, such as PLAIN or"
-        " SCRAM-SHA-512"
-        if has_no_provider
-        else "see the list of properties in librdkafka's CONFIGURATION.md",
-    )
-
-
-def _as_named_by_user(reason: str, properties: Mapping[str, str]) -> tuple[str, str]:
-    """The user's property that the client's words are about, and the words with the user's name.
-
-    "": they are about none that the user has set.
-    """
-    for word in re.findall(r"\w+(?:\.\w+)*", reason):
-        names = [word, *(alias for alias, name in _ALIASES.items() if name == word)]
-        own = next((name for name in names if name in properties), None)
-        if own is not None:
-            return own, reason.replace(word, own).strip()
-    return "", reason

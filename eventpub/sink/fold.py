@@ -103,12 +103,7 @@ class Fold(Iterator[Folded]):
     # -- to where it is to be read ----------------------------------------------------------------
 
     def _settle(self) -> dict[PartitionId, int]:
-        """The ends, once no transaction is open and none of them is before its saved offset.
-
-        Raises:
-            MissingMarkerError: something that was committed is not visible.
-            SinkError: `sink.hanging_transaction`, `sink.topic_recreated`.
-        """
+        """The ends, once no transaction is open and none of them is before its saved offset."""
         began: float | None = None
         still: dict[PartitionId, tuple[int, float]] = {}
         ended: set[PartitionId] = set()
@@ -158,11 +153,7 @@ class Fold(Iterator[Folded]):
         short: set[PartitionId],
         late: set[PartitionId],
     ) -> None:
-        """Check that nothing that is known as committed is left open.
-
-        Args:
-            late: own partitions in which what is open has been so for long.
-        """
+        """Check that nothing that is known as committed is left open."""
         missing_markers = {}
         for place in late:
             first = stable[place]
@@ -213,9 +204,6 @@ class Fold(Iterator[Folded]):
 
         An end that is as it was saved proves nothing: a coordinator that has lost its decision, or
         an operator, writes an abort marker at the very offset where the commit's was to be.
-
-        Raises:
-            MissingMarkerError: transactions that were answered as committed, and are not.
         """
         lows = self._list("earliest") if self._written else {}
         last = {

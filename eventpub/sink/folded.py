@@ -116,7 +116,6 @@ class Decoder:
         )
 
     def _content(self, kind: Kind, headers: Mapping[str, Any], message: Any) -> bytes | None:
-        """As of `records.contents_of`; None where it is not wanted, or not known."""
         if not self._scope.with_contents or (kind == "dead" and records.CONTENT not in headers):
             return None
         return records.content_of_record(headers, message.value())

@@ -161,11 +161,7 @@ def _unequal_partitions(sink: config.Sink, topic: str, count: int, partitions: i
 
 
 def _too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:
-    """The error of shards that have no partition.
-
-    Args:
-        partitions: of the topic; None: it is to be created.
-    """
+    """The error of shards that have no partition."""
     need = f"{shards} shards need at least {shards} partitions"
     if partitions is None:
         return SinkError(

@@ -213,7 +213,7 @@ class Markers:
                 f"batch {numbered.batch} of this query is to be published, and topic"
                 f" {self.place[0]} has no marker of this id, so whether it was published"
                 " before is unknown",
-                "if the option topic or id was changed: change it back, or start with a new"
+                suggestion="if the option topic or id was changed: change it back, or start with a new"
                 " checkpoint. If the markers were deleted (their topic must be compacted only):"
                 f" check that no row of batch {numbered.batch} is on the topic, then set the option"
                 f' after_query to "{numbered.query}"',
@@ -229,7 +229,7 @@ class Markers:
                     f"batch {numbered.batch} is to be published, but batch {marker['batch']} of"
                     " this query already was: its checkpoint is older than the topic; nothing was"
                     " published",
-                    "if the checkpoint was restored from a backup: start with a new checkpoint and"
+                    suggestion="if the checkpoint was restored from a backup: start with a new checkpoint and"
                     f" the option after_query = {numbered.query}, from a source that begins with"
                     " what is not on the topic. If a stalled attempt reports this, ignore it",
                 )
@@ -242,12 +242,12 @@ class Markers:
                         f"batch {numbered.batch} is repeated, but task {numbered.task} has other"
                         f" rows ({parts.rows}) than it published before ({marker.get('rows', 0)}):"
                         " the source gives others, or divides them among another number of tasks",
-                        SAME_ROWS,
+                        suggestion=SAME_ROWS,
                     )
                 return marker
         return None
 
-    def refuse(self, code: str, message: str, suggestion: str) -> NoReturn:
+    def refuse(self, code: str, message: str, *, suggestion: str) -> NoReturn:
         where = f"option id = {self._id}, topic {self.place[0]}"
         raise SinkError(code, message, where=where, suggestion=suggestion)
 
@@ -257,13 +257,13 @@ class Markers:
                 "sink.other_query",
                 f"another publisher (query {owner}) has taken over this id; nothing was lost or"
                 " repeated, and this one stops",
-                "let only one publisher run for an id; or give this one another id",
+                suggestion="let only one publisher run for an id; or give this one another id",
             )
         self.refuse(
             "sink.other_query",
             f"query {owner} publishes with this id, and this query has another checkpoint: it"
             " would publish everything again",
-            "start the query with its previous checkpoint; or give it another id; or, if it"
+            suggestion="start the query with its previous checkpoint; or give it another id; or, if it"
             f" replaces query {owner}, which must have stopped, set the option after_query to"
             f' "{owner}"',
         )
@@ -405,11 +405,7 @@ class Settling:
             writer.run(parts())
 
     def _lost(self, spans: list[_Span]) -> list[Any]:
-        """The records of a partition that are not visible.
-
-        Raises:
-            SinkError: sink.not_visible: some of them are others'.
-        """
+        """The records of a partition that are not visible."""
         place = spans[0].place
         ranges = {place: (min(s.first for s in spans), max(s.end for s in spans))}
         seen = {m.offset() for m in iter_ranges(self._clients, ranges, committed=True)}

@@ -90,9 +90,6 @@ class _Visible:
     had to restore it and was cut off, or had not known of it. And it need not be there as it was:
     where another owner of the shard, which has not known of the lost transaction, has come in
     between, it has decided again on the same rows.
-
-    Args:
-        messages: our records that readers see.
     """
 
     def __init__(self, sink: config.Sink, messages: Iterable[Any]) -> None:

@@ -313,11 +313,7 @@ class NumberedSink:
             raise faults.aborted(None, self._sink)
 
     def _wait_for_confirmed(self, numbered: Numbered, markers: list[Marker]) -> None:
-        """Wait until each task that an earlier run has published has found the same rows.
-
-        Raises:
-            SinkError: sink.batch_changed: one has not.
-        """
+        """Wait until each task that an earlier run has published has found the same rows."""
         began = self._clients.clock.monotonic()
         query, batch = numbered.query, numbered.batch
         while True:
@@ -334,7 +330,7 @@ class NumberedSink:
                     f" its tasks {', '.join(map(str, waiting))}, which have not come again within"
                     f" {waited:.0f} s: there are fewer tasks, or fewer cores, than before; nothing"
                     " more was published",
-                    SAME_ROWS,
+                    suggestion=SAME_ROWS,
                 )
             self._clients.clock.sleep(0.2)
             markers = self.markers.back_to(query, batch)

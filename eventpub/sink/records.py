@@ -209,11 +209,22 @@ def _text(value: Any) -> str:
 class Columns:
     """Events as columns, ready for a tight loop: the i-th of each makes the i-th record."""
 
-    keys: list[str]
+    keys: Sequence[str | bytes | None]
     values: list[bytes | None]
     partitions: npt.NDArray[np.int32]
     timestamps: list[int]
     headers: Iterable[list[Header]]
+
+
+def columns_of(some: Sequence[Record]) -> Columns:
+    """Records as columns."""
+    return Columns(
+        keys=[r.key for r in some],
+        values=[r.value for r in some],
+        partitions=np.array([r.partition for r in some], np.int32),
+        timestamps=[r.timestamp for r in some],
+        headers=[r.headers for r in some],
+    )
 
 
 def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDArray[np.int32]:

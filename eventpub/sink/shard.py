@@ -170,7 +170,6 @@ class ShardSink:
         return self._fold
 
     def publish(self, content: Content, crash_point: CrashPoint = no_crash) -> PublishedBatch:
-        """As of `Sink`, in one transaction."""
         self.ready()
         if self.needs_replacement:
             raise SinkError(
@@ -240,9 +239,6 @@ class ShardSink:
 
         Later it shows another publisher of this application whose number of shards differs: it has
         this partition under another transactional id, and neither fences the other there.
-
-        Args:
-            unread: by place, the fold's end and the first offset that was written now.
         """
         try:
             own = first_own(self._clients, self._sources, unread, _READ_BETWEEN)

@@ -18,7 +18,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from eventpub.errors import SinkError
-from eventpub.sink import client, faults
+from eventpub.sink import client, client_settings, faults
 from eventpub.sink.base import CrashPoint, RecordRefusedError, no_crash
 from eventpub.sink.batch import Batch, Caution, Producing
 from eventpub.sink.client import Clients
@@ -73,7 +73,7 @@ class TransactionWriter:
         self._closed = False
         self._failure: BaseException | None = None
         self._producer: Producer | None = None
-        conf = client.producer_settings(self._sink, self._id)
+        conf = client_settings.producer_settings(self._sink, self._id)
         self._commit_slice = min(5.0, int(conf["socket.timeout.ms"]) / 2000)
         self.flush_timeout = (
             int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]) / 1000 + 5.0
@@ -280,11 +280,7 @@ class TransactionWriter:
         return None if mapped.code == "sink.fatal" else mapped
 
     def _end(self, end: Callable[[float], None], seconds: float) -> KafkaError | None:
-        """Commit or abort; what the client met instead of an answer.
-
-        Args:
-            seconds: after which a retriable error is given back.
-        """
+        """Commit or abort; what the client met instead of an answer."""
         started = self._clock.monotonic()
         while True:
             try:

@@ -13,7 +13,7 @@ from eventpub.config import format_time, parse_time
 from eventpub.config_values import PROTECTED_PROPERTIES
 from eventpub.errors import ConfigError
 from eventpub.settings import KEYS, CombinedConfigError, Loaded, effective, load
-from eventpub.sink import client
+from eventpub.sink import client_settings
 from eventpub.sources.mysql.connection import connect_arguments
 from tests.in_process import forget_secrets
 
@@ -349,7 +349,7 @@ def test_a_secret_of_a_file_is_the_one_that_stands_there_now(tmp_path: Path) -> 
 
     def used() -> set[str]:
         of_store = connect_arguments(config.store)["password"].decode()
-        return {of_store, client.settings(config.sink)["sasl.password"]}
+        return {of_store, client_settings.settings(config.sink)["sasl.password"]}
 
     assert used() == {"first-1"}
     file.write_text("second-2\n")

@@ -805,7 +805,7 @@ class TestRefused:
     )
     def test_options(self, given: dict[str, str], code: str, says: str) -> None:
         if not code:  # properties that break the promise are refused when a client is made
-            from eventpub.sink.client import settings
+            from eventpub.sink.client_settings import settings
 
             with pytest.raises(EventpubError) as failed:
                 settings(sink_options(given).sink)
