@@ -29,7 +29,7 @@ FOLD_TIMEOUT = 60.0
 
 
 class Fold(Iterator[Folded]):
-    """Iterates over the chunks; what it found besides is known when it has ended.
+    """Iterates over the chunks; its attributes are whole when it has ended.
 
     Args:
         saved: next offsets; a partition without one is read from its beginning.
@@ -187,9 +187,8 @@ class Fold(Iterator[Folded]):
     def _sides_are_whole(self) -> bool:
         """Whether skips and dead letters are known to their ends, before events are read.
 
-        Of events that are read, and of a skip below them that is not since a broker has answered
-        that leads no more, it would follow that a late event of that skip was published: it would
-        be dropped, and nothing that is written afterwards shows that.
+        Where events are read, and a skip below them is not, a late event of that skip would count
+        as published, and be dropped.
         """
         sides = [p for p in self._ends if self._scope.kind(p) in {"gaps", "dead"}]
         sides = [p for p in sides if p not in self._scope.of_others]
@@ -202,8 +201,8 @@ class Fold(Iterator[Folded]):
     def _require_visible(self) -> None:
         """Check that readers see the end of what each saved offset counts as published.
 
-        An end that is as it was saved proves nothing: a coordinator that has lost its decision, or
-        an operator, writes an abort marker at the very offset where the commit's was to be.
+        The end alone proves nothing: a coordinator that has lost its decision writes an abort
+        marker at the very offset where the commit's was to be.
         """
         lows = self._list("earliest") if self._written else {}
         last = {
@@ -245,9 +244,8 @@ class Fold(Iterator[Folded]):
     def _in_turn(self, unread: set[PartitionId]) -> list[set[PartitionId]]:
         """What is read together, in its order.
 
-        Skips before events: once the events above a skip have raised an aggregate's last version, a
-        skip below it cannot be distinguished from one that was filled since. Dead letters before
-        events: a late event is told from a rewritten one where the conflict is known.
+        Skips before events: a skip below an aggregate's last version looks like one that was filled
+        since. Dead letters before events: they tell a late event from a rewritten one.
         """
         gaps, dead = (
             {place for place in unread if self._scope.kind(place) == kind}

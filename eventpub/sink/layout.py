@@ -251,7 +251,7 @@ def limits_of_age(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[
 
 
 def check_age(clients: Clients, oldest: int, now: int) -> None:
-    """Whether the topic takes and keeps events that are so old, as far as that may be read.
+    """Check that the topic takes and keeps events that are so old, as far as that may be read.
 
     Args:
         oldest: `create_time` of the oldest event that is to be published, µs.

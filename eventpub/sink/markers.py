@@ -1,28 +1,28 @@
 """The topic of the markers that say which batches are published, and what follows from it.
 
 All markers of an id are in one partition. They also say where a task's rows are, so that what a
-broker has left open of a batch can be published again; see `Settling`.
+broker has left open of a batch can be published again; see
+`missing_markers.Settling`.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from eventpub.errors import SinkError
 from eventpub.sink.base import Refused
 from eventpub.sink.batch import Batch
-from eventpub.sink.client import Clients, log
+from eventpub.sink.client import Clients
 from eventpub.sink.fencing import end_all, hanging
 from eventpub.sink.layout import check_leaders
-from eventpub.sink.missing_markers import again
-from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
+from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import SOURCE, Header, PartitionId, Record
 from eventpub.sink.topics import create, list_offsets, open_below
-from eventpub.sink.transaction import PROBE, TransactionWriter
+from eventpub.sink.transaction import TransactionWriter
 
 _OPEN_FOR = 90.0
 """Seconds for which a transaction of another task may hide markers: longer than one may last."""
@@ -206,226 +206,59 @@ class Markers:
             SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
                 sink.markers_gone, sink.hanging_transaction, …
         """
-        is_unknown = numbered.is_repeated and numbered.batch and not markers
-        if is_unknown and self._after_query != numbered.query:
+        query, batch = numbered.query, numbered.batch
+        if numbered.is_repeated and batch and not markers and self._after_query != query:
             self.refuse(
                 "sink.markers_gone",
-                f"batch {numbered.batch} of this query is to be published, and topic"
-                f" {self.place[0]} has no marker of this id, so whether it was published"
-                " before is unknown",
-                suggestion="if the option topic or id was changed: change it back, or start with a new"
-                " checkpoint. If the markers were deleted (their topic must be compacted only):"
-                f" check that no row of batch {numbered.batch} is on the topic, then set the option"
-                f' after_query to "{numbered.query}"',
+                f"batch {batch} of this query is to be published, and topic {self.place[0]} has no"
+                " marker of this id, so whether it was published before is unknown",
+                suggestion="if the option topic or id was changed: change it back, or start with a"
+                " new checkpoint. If the markers were deleted (their topic must be compacted only):"
+                f" check that no row of batch {batch} is on the topic, then set the option"
+                f' after_query to "{query}"',
             )
         for key, marker in markers:
-            if marker["query"] != numbered.query:
-                if numbered.batch or marker["query"] != self._after_query:
-                    self._refuse_other(numbered, marker["query"])
+            owner, published = marker["query"], marker["batch"]
+            if owner != query and batch:
+                self.refuse(
+                    "sink.other_query",
+                    f"another publisher (query {owner}) has taken over this id; nothing was lost or"
+                    " repeated, and this one stops",
+                    suggestion="let only one publisher run for an id; or give this one another id",
+                )
+            if owner not in {query, self._after_query}:
+                self.refuse(
+                    "sink.other_query",
+                    f"query {owner} publishes with this id, and this query has another checkpoint:"
+                    " it would publish everything again",
+                    suggestion="start the query with its previous checkpoint; or give it another"
+                    f" id; or, if it replaces query {owner}, which must have stopped, set the"
+                    f' option after_query to "{owner}"',
+                )
+            if owner != query or published < batch:
                 return None
-            if marker["batch"] > numbered.batch:
+            if published > batch:
                 self.refuse(
                     "sink.checkpoint_behind",
-                    f"batch {numbered.batch} is to be published, but batch {marker['batch']} of"
-                    " this query already was: its checkpoint is older than the topic; nothing was"
-                    " published",
-                    suggestion="if the checkpoint was restored from a backup: start with a new checkpoint and"
-                    f" the option after_query = {numbered.query}, from a source that begins with"
-                    " what is not on the topic. If a stalled attempt reports this, ignore it",
+                    f"batch {batch} is to be published, but batch {published} of this query already"
+                    " was: its checkpoint is older than the topic; nothing was published",
+                    suggestion="if the checkpoint was restored from a backup: start with a new"
+                    f" checkpoint and the option after_query = {query}, from a source that begins"
+                    " with what is not on the topic. If a stalled attempt reports this, ignore it",
                 )
-            if marker["batch"] < numbered.batch:
-                return None
             if key == f"{self._id}/{numbered.task}":
                 if marker["digest"] != parts.digest():
                     self.refuse(
                         "sink.batch_changed",
-                        f"batch {numbered.batch} is repeated, but task {numbered.task} has other"
-                        f" rows ({parts.rows}) than it published before ({marker.get('rows', 0)}):"
-                        " the source gives others, or divides them among another number of tasks",
+                        f"batch {batch} is repeated, but task {numbered.task} has other rows"
+                        f" ({parts.rows}) than it published before ({marker.get('rows', 0)}): the"
+                        " source gives others, or divides them among another number of tasks",
                         suggestion=SAME_ROWS,
                     )
                 return marker
         return None
 
     def refuse(self, code: str, message: str, *, suggestion: str) -> NoReturn:
+        """Raise the error of an id of which nothing is published."""
         where = f"option id = {self._id}, topic {self.place[0]}"
         raise SinkError(code, message, where=where, suggestion=suggestion)
-
-    def _refuse_other(self, numbered: Numbered, owner: str) -> NoReturn:
-        if numbered.batch:
-            self.refuse(
-                "sink.other_query",
-                f"another publisher (query {owner}) has taken over this id; nothing was lost or"
-                " repeated, and this one stops",
-                suggestion="let only one publisher run for an id; or give this one another id",
-            )
-        self.refuse(
-            "sink.other_query",
-            f"query {owner} publishes with this id, and this query has another checkpoint: it"
-            " would publish everything again",
-            suggestion="start the query with its previous checkpoint; or give it another id; or, if it"
-            f" replaces query {owner}, which must have stopped, set the option after_query to"
-            f' "{owner}"',
-        )
-
-
-def note_written(written: dict[str, Any], batch: Batch) -> None:
-    """Add what was delivered of a batch."""
-    for (topic, partition), reports in batch.reports.items():
-        if reports.first is None:
-            continue
-        first, end = reports.first.offset(), reports.last.offset() + 1
-        before = written.setdefault(topic, {}).get(str(partition), [first, end, 0])
-        count = before[2] + reports.count + reports.between
-        written[topic][str(partition)] = [min(first, before[0]), end, count]
-
-
-@dataclass(frozen=True)
-class _Span:
-    """What a task has written to a partition."""
-
-    task: int
-    place: PartitionId
-    first: int
-    end: int
-    count: int
-
-
-def _spans(published: Mapping[int, dict[str, Any]]) -> Iterator[_Span]:
-    for task, marker in published.items():
-        for topic, by_partition in marker["written"].items():
-            for partition, (first, end, count) in by_partition.items():
-                yield _Span(task, (topic, int(partition)), first, end, count)
-
-
-class Settling:
-    """Makes sure that readers see a batch, when none of its tasks runs.
-
-    Args:
-        id_: names what publishes.
-        markers: those of this id.
-        published: the marker of each task that has rows.
-        repeated: the tasks that had published before; the start before may have ended here.
-    """
-
-    def __init__(
-        self,
-        clients: Clients,
-        id_: str,
-        markers: Markers,
-        published: Mapping[int, dict[str, Any]],
-        repeated: Collection[int],
-    ) -> None:
-        self._clients, self._id, self._markers = clients, id_, markers
-        self._published, self._repeated = dict(published), {*repeated}
-
-    def run(self) -> None:
-        """Until all is visible.
-
-        Raises:
-            SinkError: sink.not_visible, sink.unreachable, ….
-        """
-        while True:
-            held = self._left_open()
-            doubtful = {span.task for span in held} | self._repeated
-            spans = [span for span in _spans(self._published) if span.task in doubtful]
-            if not (hidden := [span for span in spans if not self._is_visible(span)]):
-                return
-            places = sorted({span.place for span in hidden})
-            log.warning(
-                "republishing committed records that the broker left open or discarded: %s", places
-            )
-            self._publish_again(hidden)
-
-    def _left_open(self) -> list[_Span]:
-        """What was left open, and is ended now."""
-        spans = [*_spans(self._published)]
-        places = sorted({span.place for span in spans})
-        deadline = self._clients.clock.monotonic() + MARKER_TIMEOUT
-        while places:
-            stable = list_offsets(self._clients, places, "latest", committed=True)
-            # what is open where others' began before cannot be told
-            places = sorted({s.place for s in spans if stable[s.place] == s.first})
-            if places and self._clients.clock.monotonic() > deadline:
-                break
-            self._clients.clock.sleep(0.02 if places else 0)
-        held = [s for s in spans if s.place in places and s.end > stable[s.place]]
-        for task in sorted({span.task for span in held}):
-            with TransactionWriter(self._clients, self._id, task) as writer:
-                writer.run_in_vain([span.place for span in held if span.task == task])
-        return held
-
-    def _is_visible(self, span: _Span) -> bool:
-        """Whether its last record is, or is not there any more; waits for what others have open.
-
-        An account that may not read the topic is believed that it is.
-        """
-        low = list_offsets(self._clients, [span.place], "earliest")[span.place]
-        last = {span.place: (span.end - 1, span.end)}
-        if low >= span.end:
-            return True
-        try:
-            return any(iter_ranges(self._clients, last, committed=True, few=True)) or not any(
-                iter_ranges(self._clients, last, committed=False, few=True)
-            )
-        except SinkError as error:
-            if error.code != "sink.not_authorized":
-                raise
-            log.warning("cannot check what was published: %s", error)
-            return True
-
-    def _publish_again(self, hidden: list[_Span]) -> None:
-        """In one transaction, with the markers, which say where it is from then on."""
-        at_markers = self._markers.place[0]
-        places = {span.place for span in hidden if span.place[0] != at_markers}
-        lost = [
-            (message.topic(), again(message))
-            for place in sorted(places)
-            for message in self._lost([span for span in hidden if span.place == place])
-        ]
-        tasks = sorted({span.task for span in hidden})
-        for task in tasks:
-            marker = self._published[task]
-            written: dict[str, Any] = {}
-            for topic, by_partition in marker["written"].items():
-                rest = {n: at for n, at in by_partition.items() if (topic, int(n)) not in places}
-                written |= {topic: rest} if topic != at_markers else {}
-            self._published[task] = {**marker, "written": written}
-
-        def parts() -> Iterator[Batch]:
-            rows = Batch({}, lost)
-            yield rows
-            note_written(self._published[tasks[0]]["written"], rows)
-            markers = self._markers.batch({task: self._published[task] for task in tasks})
-            yield markers
-            for task in tasks:
-                note_written(self._published[task]["written"], markers)
-
-        with TransactionWriter(self._clients, self._id, tasks[0]) as writer:
-            writer.run(parts())
-
-    def _lost(self, spans: list[_Span]) -> list[Any]:
-        """The records of a partition that are not visible."""
-        place = spans[0].place
-        ranges = {place: (min(s.first for s in spans), max(s.end for s in spans))}
-        seen = {m.offset() for m in iter_ranges(self._clients, ranges, committed=True)}
-        every = iter_ranges(self._clients, ranges, committed=False)
-        own = (m for m in every if any(s.first <= m.offset() < s.end for s in spans))
-        lost = [
-            message
-            for message in own
-            if message.offset() not in seen and PROBE[0] not in dict(message.headers() or ())
-        ]
-        expected = sum(span.count for span in spans)
-        if len(lost) == expected:
-            return lost
-        raise SinkError(
-            "sink.not_visible",
-            f"{place[0]}[{place[1]}] has {expected} records between offsets {ranges[place][0]} and"
-            f" {ranges[place][1]} that were committed, and that a broker has left open or discarded"
-            f" all the same; {len(lost)} are not visible there, so some are of other transactions",
-            where=f"topic {place[0]}",
-            suggestion="read these offsets with isolation.level = read_uncommitted, and publish"
-            " what belongs to the batch; then start with a new checkpoint and the option"
-            " after_query, from a source that begins with what is not on the topic",
-        )

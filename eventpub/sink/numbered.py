@@ -39,9 +39,8 @@ from eventpub.sink.markers import (
     Markers,
     Numbered,
     Parts,
-    Settling,
-    note_written,
 )
+from eventpub.sink.missing_markers import Settling, note_written
 from eventpub.sink.reading import MARKER_TIMEOUT
 from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import list_offsets, open_below, partition_counts

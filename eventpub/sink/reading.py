@@ -215,8 +215,8 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     app_ids: Collection[str],
     meanwhile: Meanwhile,
 ) -> bool | None:
-    """Whether it does, committed; None: that cannot be known, since retention has removed a part of
-    the range, or an open transaction of another producer keeps it from readers.
+    """Whether an event is committed in some offsets; None: unknown, since retention has removed a
+    part of them, or an open transaction of another producer hides them.
 
     Args:
         offsets: the first and the next after the last.

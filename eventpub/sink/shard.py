@@ -59,29 +59,21 @@ class ShardSink:
         self._fold: Fold | None = None
         self._published: dict[PartitionId, int] = {}
 
+        self.ready, self.close = self._writer.ready, self._writer.close
+        self.serve = self._writer.serve
+        """To be called once a minute where nothing is published."""
+
     def __enter__(self) -> ShardSink:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ready(self) -> None:
-        """As `TransactionWriter.ready`."""
-        self._writer.ready()
-
     @property
     def needs_replacement(self) -> bool:
         """True when it must not be used again: close it, make a new one, fold, go on."""
         is_slow = self._writer.sends_singly and not self._writer.caution.sends_singly
         return self._writer.needs_replacement or is_slow
-
-    def serve(self) -> None:
-        """As `TransactionWriter.serve`; to be called once a minute where nothing is published."""
-        self._writer.serve()
-
-    def close(self) -> None:
-        """Lets go of the producer, as `TransactionWriter.close`; may be called more than once."""
-        self._writer.close()
 
     def fold(  # noqa: PLR0913 (options, by keyword)
         self,
@@ -93,10 +85,10 @@ class ShardSink:
         with_contents: bool = False,
         meanwhile: Meanwhile = lambda: None,
     ) -> Fold:
-        """Reads the shard's own partitions back from the saved next offsets to their end.
+        """Read the shard's own partitions back from the saved next offsets to their end.
 
         A partition that is not in `saved` is read from its beginning. Nothing to read costs two
-        requests. What the iteration found besides is in `last_fold`.
+        requests. See also `last_fold`.
 
         Args:
             saved: next offsets, by topic and partition.
@@ -133,13 +125,10 @@ class ShardSink:
         written: Mapping[PartitionId, Written],
         meanwhile: Meanwhile = lambda: None,
     ) -> int:
-        """Publishes again what was committed in these ranges and got lost; see `missing_markers`.
+        """Publish again what was committed in these ranges and got lost; how many records.
 
         May be repeated after any error, by another sink, too, until it has returned; nothing else
-        must be published in between.
-
-        Returns:
-            How many records it has published again.
+        must be published in between. See `missing_markers`.
 
         Raises:
             SinkError: as `publish`.
@@ -201,10 +190,9 @@ class ShardSink:
         )
 
     def _check_offsets(self, batch: Batch) -> None:
-        """Nothing is written before what was written already: there it is another topic.
+        """Nothing is written before what was written already, nor is anything of ours in between.
 
-        Where a marker is missing, its offset is written. Nor is there anything of ours between the
-        end of the last fold, or what was written since, and what is written now: see `_has_missed`.
+        Where a marker is missing, its offset is written.
         """
         if not batch.events:
             return
@@ -231,14 +219,11 @@ class ShardSink:
     def _has_missed(self, unread: Mapping[PartitionId, Written]) -> bool:
         """Whether the last fold ended too early: before records of ours.
 
-        A broker that is cut off from the others, and not from us, goes on to answer for partitions
-        that another one leads by now, with the end that it knows. A producer comes to the new
-        leader, since the old one has no replica that copies a record. Before the first commit after
-        a fold it shows: the records do not follow on its end. What is between must then be read:
-        others may write there, too.
-
-        Later it shows another publisher of this application whose number of shards differs: it has
-        this partition under another transactional id, and neither fences the other there.
+        A broker that is cut off from the others goes on to answer for partitions that another one
+        leads by now, with the end that it knows; a producer comes to the new leader. So before the
+        first commit after a fold, what lies between its end and the new records must be read.
+        Later it shows a publisher of this application with another number of shards, which has this
+        partition under another transactional id.
         """
         try:
             own = first_own(self._clients, self._sources, unread, _READ_BETWEEN)
