@@ -1,16 +1,15 @@
-"""What the coordinator and the shards' runners say to each other: a closed set of typed messages.
+"""What the coordinator and the shards' runners say to each other.
 
-Runners are threads of the same process. Of a shard there is one at a time: the next one is started
-when `Ended` of the last has come.
+Runners are threads of the same process. A shard has one at a time: the next one is started when
+`Ended` of the last has come.
 
     coordinator → runner   any number of Window, Comparison, Request; Stop
     runner → coordinator   any number of Report, Folding; Ended, which is the last
 
-A runner is started with a `Beginning`. It does its work in the order in which it comes and reports
-after each committed transaction, and after each window, comparison and request. It may end at any
-moment: the next one reads the topic back, and reports what it finds. So a report carries what *is*
-(position, offsets, holds) as it stands, and what *happened* since the report before. All times are
-µs on the database's clock.
+A runner is started with a `Beginning`. It does its work in order and reports after each committed
+transaction, and after each window, comparison and request. It may end at any moment: the next one
+reads the topic back. So a report carries the present state (position, offsets, holds) as a whole,
+and what happened since the report before. All times are µs on the database's clock.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ from eventpub.admission import Counts
 from eventpub.errors import EventpubError
 
 PartitionId: TypeAlias = tuple[str, int]
-"""A topic and a partition."""
 
 LATENCY_BOUNDS = (
     0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
 )  # fmt: skip
-"""Seconds: upper bounds, inclusive; a last bucket is for all above."""
+"""Seconds: inclusive upper bounds; a last bucket is for all above."""
 
 
 # -- to a runner -----------------------------------------------------------------------------------
@@ -46,15 +44,14 @@ class Beginning:
 
     Attributes:
         low: the shard's position, or just before its oldest hold; of all shards until it has
-            reported. Without an index it reads from there, minus the horizon.
+            reported.
+            Without an index it reads from there, minus the horizon.
         position: up to where all shards have accounted for everything.
-        acknowledged: next offsets up to which shards have ever reported to be.
+        acknowledged: next offsets that shards have ever reported.
         is_placed: whether all that is on the topic was written with this number of partitions.
-        uncounted_since: nothing that is to be counted again out of turn was created at or before;
-            None: nothing is.
-        hidden_since: nothing that may be unpublished below `low` was created at or before, as far
-            as that was seen: what open transactions hide, or what is to be counted again.
-        former_shards: how many shards the run before had, where it was another number.
+        uncounted_since: nothing that is to be counted out of turn was created at or before.
+        hidden_since: nothing that may be unpublished below `low` was created at or before.
+        former_shards: the number of shards of the run before, if it differs.
         former_indexes: folders of the indexes of another number of partitions.
     """
 
@@ -79,8 +76,7 @@ class Window:
         upto: events created at or before belong to it.
         open_since: when the oldest open transaction began; None: there is none, or it is unknown.
             A gap that was seen after it is not skipped.
-        hidden_since: nothing that open transactions hide, or that was hidden and is not counted
-            since, was created at or before; None: nothing is hidden, or it is unknown.
+        hidden_since: nothing that open transactions hide was created at or before; None: unknown.
         uncounted_since: as of `Beginning`.
         after: where the rows begin, if they come along.
         rows: the shard's rows of ``after < create_time <= upto``, schema `EVENTS`; None: the
@@ -100,8 +96,7 @@ class Window:
 class Comparison:
     """Buckets (seconds of `create_time`) whose keys all shards compare with their indexes.
 
-    Attributes:
-        number: grows; a shard reports which it has done last.
+    Each has a higher number; a shard reports the last that it has done.
     """
 
     number: int = 0
@@ -116,17 +111,15 @@ class Request:
     """What a client asks the publisher to do with one aggregate, or to show.
 
     Attributes:
-        id: names it.
         action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
-            shows the shard's open holds and what is still missing of skips, or the gap of one
-            aggregate; "publish" publishes a row that is not on the topic.
+            shows
+            open holds and what is missing of skips; "publish" publishes a row that is not on the
+            topic.
         aggregate_id: whose; "" for a list of all.
-        version: the first that is to be given up; a request that is done again gives up no other
-            one, and one that names none gives up nothing. Of "publish": the row's.
-        to_version: the last that is to be given up; None: all up to the first one that is there.
+        version: the first to give up, without which none is; of "publish": the row's.
+        to_version: the last to give up; None: all up to the first one that is there.
         searched: of "publish": by partition of the topic, up to which offset it does not have the
-            event. What is behind it is searched by the shard: it is published once, however often
-            it is asked for.
+            event. The shard searches the rest: it is published once, however often it is asked for.
         most: of "list": so many holds, those that were seen first.
         about: of "list": also the holds of these aggregates, and what is missing of their skips.
     """
@@ -149,20 +142,17 @@ class Stop:
 
 
 Work: TypeAlias = Window | Comparison | Request | Stop
-"""What a runner does, one after the other."""
 
 
 _IDLE_AFTER = 60.0
-"""Seconds without a message after which a runner may do what is due now and then."""
+"""Seconds without work after which a runner may do what is due now and then."""
 
 
 class Lane:
-    """The queue of one runner's work, made for each start of a runner: what is left in it when the
-    runner has ended reaches no other one.
+    """The queue of one runner's work; what is left in it when the runner has ended is dropped.
 
     Attributes:
-        is_stopping: whether the work is to end: asked wherever something may take long, since a
-            `Stop` may have much before it.
+        is_stopping: whether the runner is to leave; asked wherever something may take long.
     """
 
     def __init__(self) -> None:
@@ -183,7 +173,6 @@ class Lane:
             return None
 
     def wake(self) -> None:
-        """Have the `receive` that waits, or the next one, return None."""
         self._sent.put(None)
 
 
@@ -198,43 +187,36 @@ class Report:
         done: number of the last window that is done.
         position: everything created at or before is accounted for.
         low: the position, or just before the shard's oldest hold; see `Beginning`.
-        hidden_since: as of `Window`, of the last one.
+        hidden_since: as of the last `Window`.
         next_due: when the next hold is due; None: nothing is held.
         offsets: next offset of each of the shard's partitions.
         counts, published: rows, and records of events made visible, since the last report; so are
             all that follow.
-        folded: records that another process, or an earlier one, had published and this one read
-            back into the index.
+        folded: records that another process, or an earlier one, had published.
         replaced: producers that were given up after an indefinite answer or an abort.
-        restored: records that were committed and got lost with their transaction's marker, and were
-            published again.
+        restored: records republished because their transaction's marker was lost.
         recount_found: events published that only a recount has found.
         begin_above: aggregates seen for the first time, whose first version is missing.
-        skipped: gaps that were given up, by the fields of `admission.SkippedGap`; not all where
-            they are very many.
-        dead: refused rows that were dead-lettered, by `aggregate_id`, `version`, `reason`.
-        buckets: rows of buckets that were accounted for, where the number has changed; in the
-            first report of a runner all that may still be of use.
-        read_before: up to where the index had accounted for everything when the runner began; None:
-            another report than the first, or a new index.
-        compared: the last `Comparison` that was done.
-        unfinished: its buckets of which something was left.
-        answers: what came of requests, by their ids.
-        not_ours: how many records of the topics this publisher has not written.
+        skipped: gaps that were given up, as `admission.SkippedGap`; the first ones of very many.
+        dead: rows that were dead-lettered: `aggregate_id`, `version`, `reason`.
+        buckets: rows accounted for by bucket, where that has changed; in the first report all.
+        read_before: position of the index when the runner began; None: a later report, or a new
+            index.
+        compared, unfinished: the last `Comparison` that was done, and its buckets with something
+            left.
+        answers: by id of the request.
+        not_ours: records on the topics that this publisher has not written.
         jumps: versions on the topic that cannot have been published there in order.
         made_again: topics that were deleted and created again since the index was written.
-        is_placed: whether it has read all partitions from their beginnings and found everything
-            where it would be written today.
-        baseline: events created at or before count as published, since index and topic have both
-            forgotten them; None: nothing was forgotten.
-        repeats_after: events created later may be published again where retention has removed them,
-            since neither index nor topic knows them; None: none may.
+        is_placed: whether all partitions were read from their beginnings, and all records are where
+            they would be written today.
+        baseline: events created at or before count as published: index and topic have forgotten
+            them.
+        repeats_after: events created later may be published again, for the same reason.
         rebuilt: why its index is rebuilt from the topic; None: it is not.
         took: seconds of a micro-batch from its begin until it was decided.
-        latency: events published by their age when their transaction was committed, in the buckets
-            of `LATENCY_BOUNDS`; none: nothing was published.
-        latency_sum: of these ages, s.
-        index_bytes: what the index takes on the disk; None: it was not looked at this time.
+        latency, latency_sum: ages of published events at their commit, by `LATENCY_BOUNDS`; and s.
+        index_bytes: size of the index; None: not measured this time.
     """
 
     shard: int
@@ -275,7 +257,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Folding:
-    """How far a shard has read its topics back into its index: records so far, and offsets left."""
+    """How far a shard has read its topics back: records so far, and offsets left."""
 
     shard: int
     read: int
@@ -284,11 +266,7 @@ class Folding:
 
 @dataclass(frozen=True)
 class Ended:
-    """A shard's runner has ended: nothing of the shard is open or in work any more.
-
-    Attributes:
-        error: why; None: it was asked to.
-    """
+    """A shard's runner has ended, without an error where it was asked to."""
 
     shard: int
     error: EventpubError | None = None
@@ -296,7 +274,6 @@ class Ended:
 
 FromRunner: TypeAlias = Report | Folding | Ended
 Post: TypeAlias = Callable[[FromRunner], None]
-"""Takes what a runner says; called in its thread."""
 
 
 # -- what is kept or comes from elsewhere ----------------------------------------------------------
@@ -307,13 +284,13 @@ class MalformedError(ValueError):
 
 
 def fields_of(report: Report) -> dict[str, Any]:
-    """A report's fields, as JSON can have them."""
+    """A report's fields, for JSON."""
     offsets = [[*place, offset] for place, offset in report.offsets.items()]
     return vars(report) | {"counts": vars(report.counts), "offsets": offsets}
 
 
 def report_of(given: dict[str, Any]) -> Report:
-    """The report that `fields_of` was given.
+    """The report of which these are the `fields_of`.
 
     Raises:
         MalformedError: there is none.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from eventpub.sink import faults, owned_producer
+from eventpub.sink import faults, transaction
 
 
 def forget_all() -> None:
     """Forget it."""
-    owned_producer.cautions.clear()
+    transaction.cautions.clear()
     faults._unanswered_at = float("-inf")

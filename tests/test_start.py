@@ -20,8 +20,8 @@ from eventpub.index import Index
 from eventpub.index.database import ROCKSDB
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.publisher import run
-from eventpub.publisher.commands import CommandRunner
 from eventpub.publisher.prepare import _begin_run, kept_progress
+from eventpub.publisher.publisher import CommandRunner
 from eventpub.publisher.workers import Worker
 from eventpub.state import StateDir
 from tests.ops.served import Source, running

@@ -1,7 +1,6 @@
-"""`eventpub demo`: the newcomer's first minute, on servers of its own, compared by `verify`.
+"""`eventpub demo`: the publisher on servers of its own, compared by `verify` at the end.
 
-Writers commit late, in reverse order, and sometimes never; the publisher works beside them; at the
-end the rest is published and store and topic are compared. Everything lives in one folder that is
+Writers commit late, in reverse order, and sometimes never. Everything lives in one folder that is
 removed, and nothing is left running.
 """
 
@@ -55,9 +54,7 @@ def run_demo(*, seconds: float | None, rate: int, engine: str, keep: str | None)
         config = _config(folder, database, broker, engine)
         _say(f"database {database.url()}   broker {broker.bootstrap_servers}")
         _say("writers commit late and sometimes roll back; Ctrl-C stops and compares")
-        if engine == "spark":
-            _say("Spark starts, which takes 10 to 20 s")
-        view = DemoView(config.sink.topic, seconds)
+        view = DemoView(config.sink.topic, seconds, engine)
         shown = in_place(view) if can_redraw() else nullcontext()
         with _writers(database.url(), rate, view), shown:
             done = run(config, available_now=False, on_progress=view.see)
@@ -167,9 +164,12 @@ def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
 class DemoView(live.Panel):
     """What writers and publisher are doing; stops the publisher when its time is over."""
 
-    def __init__(self, topic: str, seconds: float | None) -> None:
-        super().__init__(f"publisher → Kafka {topic}")
+    def __init__(
+        self, topic: str, seconds: float | None, engine: str, clock: Any = time.monotonic
+    ) -> None:
+        super().__init__(f"publisher → Kafka {topic}", clock)
         self._seconds = seconds
+        self._of_engine = "Spark is starting" if engine == "spark" else "starting"
         self._began: float | None = None
         self._reported = 0.0
         self.written: dict[str, Any] = {}
@@ -183,21 +183,24 @@ class DemoView(live.Panel):
 
     def see(self, progress: Progress) -> None:
         super().see(progress)
-        now = time.monotonic()
+        now = self._clock()
         if self._began is None and progress.published:
             self._began = now
-        lasted = now - (self._began or now)
+        lasted = now - (self._began or now)  # without the start
         if self._seconds is not None and lasted >= self._seconds:
             self._seconds = None
             os.kill(os.getpid(), signal.SIGTERM)
         if not can_redraw() and now - self._reported >= _LINE_SECONDS:
             self._reported = now
-            _say(self._line(progress, lasted))
+            _say(self.line(progress))
 
-    def _line(self, p: Progress, lasted: float) -> str:
+    def line(self, p: Progress) -> str:
+        """What is said every two seconds where nothing can be redrawn."""
+        done = f"{self.waited:4.0f} s  written {self.written.get('events', 0):,}"
+        if self._began is None:
+            return f"{done}  {self._of_engine}"
         return (
-            f"{lasted:4.0f} s  written {self.written.get('events', 0):,}"
-            f"  published {p.published:,} ({self.rate:,.0f}/s)  lag {p.lag_seconds:.1f} s"
+            f"{done}  published {p.published:,} ({self.rate:,.0f}/s)  lag {p.lag_seconds:.1f} s"
             f"  found by key {p.backtracked:,}"
             f"  gaps found {p.gaps_opened:,} filled {p.gaps_filled:,} skipped {p.gaps_skipped:,}"
             f"{self._pages()}"
@@ -210,7 +213,9 @@ class DemoView(live.Panel):
     def footer(self) -> str:
         done = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.written.items()]
         ends = "Ctrl-C stops and compares"
-        if self._seconds is not None and self._began is not None:
-            left = max(0.0, self._seconds - (time.monotonic() - self._began))
+        if self._began is None:
+            ends = f"{self._of_engine}: {self.waited:.0f} s, {ends}"
+        elif self._seconds is not None:
+            left = max(0.0, self._seconds - (self._clock() - self._began))
             ends = f"{left:.0f} s left, {ends}"
         return f"writers: {', '.join(done)}. {ends}.{self._pages()}"

@@ -150,19 +150,25 @@ def _facts(progress: Progress) -> dict[str, Any]:
 
 
 class Panel:
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, clock: Any = time.monotonic) -> None:
         self._title = title
+        self._clock = clock
         self._rate = Rate()
-        self._started = time.monotonic()
+        self._started = clock()
         self.progress: Progress | None = None
 
     def see(self, progress: Progress) -> None:
         self.progress = progress
-        self._rate.add(time.monotonic(), progress.published)
+        self._rate.add(self._clock(), progress.published)
 
     @property
     def rate(self) -> float:
-        return self._rate.at(time.monotonic())
+        return self._rate.at(self._clock())
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the start."""
+        return float(self._clock() - self._started)
 
     def footer(self) -> str:
         return "Ctrl-C stops"
@@ -173,8 +179,7 @@ class Panel:
 
         title = Text(for_people(self._title))  # a string would be markup
         if self.progress is None:
-            waited = time.monotonic() - self._started
-            return Frame(Text(f"starting … {waited:.0f} s"), title=title)
+            return Frame(Text(f"starting … {self.waited:.0f} s"), title=title)
         stops = self.progress.stopped_by is not None
         body = facts_shown(self.progress, self.rate)
         subtitle = Text(for_people("stopping" if stops else self.footer()))

@@ -4,9 +4,8 @@ A window ends at the database's *now − delay*, or at the `page_rows`-th row wh
 backlog, and below what open transactions may still hide, where they can be seen. Nobody else asks
 for open transactions: two that ask at the same pace see nothing new (see `Watermark`).
 
-While there is a backlog, one reads the rows for all shards: each of them would have the database
-find every row, to be sent a part of them. A page's rows are as old as the answer: what commits
-later into its window is found like any other row that commits below the position.
+While there is a backlog, one poll reads the rows for all shards: each of them would have the
+database find every row. What commits later into a page is found like any other late row.
 """
 
 from __future__ import annotations
@@ -29,14 +28,12 @@ _BEFORE_IT_SHOWS = 100_000
 """µs in which a statement that has begun shows among the open transactions, with a wide margin."""
 
 _SHOWS_AT_LAST = 3_000_000
-"""µs in which it does, whatever it does before the engine knows of it: an INSERT shows in the list
-of processes from two seconds on. No poll waits for that, but what it hides is that much older."""
+"""µs after which it does in any case: an INSERT is in the process list from two seconds on."""
 
 _IDLE_AFTER = 1.0
 _IDLE_EVERY = 0.3
 """Where nothing has come for so many seconds, the next poll is after that part of the delay, at
-most after so many seconds. Rows that are seen when a third of their delay has passed are not read
-later than others."""
+most after so many seconds: early enough for rows to be read when their delay has passed."""
 
 _SOON = 1_000_000
 """µs; `read.max_wait` where that is more."""
@@ -54,13 +51,11 @@ class PollResult:
         end: of the next window, µs; None: there is nothing to read.
         is_page: whether the window is a full page, so that more follows.
         is_due: whether a hold that was asked for is due, and open transactions were polled for it.
-        server: identity of the server that answered.
         open_since, hidden_since: as of `channel.Window`.
         state, timed_out: as of `sources.mysql.Watermark`.
-        ended: ``(after, upto]``, µs, in which transactions wrote that have ended since, and whose
-            rows windows may have passed.
+        ended: ``(after, upto]``, µs, in which transactions wrote that have ended since.
         pause: seconds until the next poll is of use.
-        rows: of the window, for each shard its own; None: the shards read themselves.
+        rows: of the window, by shard; None: the shards read themselves.
         without_identity: rows of it that were passed over.
     """
 
@@ -87,9 +82,6 @@ class Boundary:
         partitions: of the topic, where rows are read for shards.
         until: nothing created after it is read, µs; None: there is no end.
         hidden_since: as of `sources.mysql.Watermark`.
-
-    Attributes:
-        page_rows: most rows of the next window, of `[read]` at first.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -106,7 +98,6 @@ class Boundary:
         self._clock = parts.clock
         self._shards = config.run.shards, partitions
         self._config, self._read = config.store, config.read
-        self.page_rows = self._read.page_rows
         self._until = until
         self._store = parts.stores(config.store, layout)
         self._server: str | None = None
@@ -140,7 +131,12 @@ class Boundary:
         return None if since is None else since - _SHOWS_AT_LAST
 
     def poll(
-        self, after: int, next_due: int | None = None, *, with_rows: bool = False
+        self,
+        after: int,
+        next_due: int | None = None,
+        *,
+        with_rows: bool = False,
+        page_rows: int | None = None,
     ) -> PollResult:
         """How far a window that begins after `after` reaches.
 
@@ -149,19 +145,21 @@ class Boundary:
             next_due: when the next hold is due, µs; None: none is. A skip needs a poll of the open
                 transactions that is newer than the hold.
             with_rows: read the rows of a full page, too, and of the window after one.
+            page_rows: most rows of a page; None: as configured.
 
         Raises:
             StoreError: also store.moved: this one, and all that reads, must connect anew.
         """
+        page_rows = page_rows or self._read.page_rows
         reads = with_rows and self._is_behind
         passed_over = self._store.without_identity
-        poll, is_due = self._poll(after, next_due, None if reads else self.page_rows)
+        poll, is_due = self._poll(after, next_due, None if reads else page_rows)
         upto = poll.upper if self._until is None else min(poll.upper, self._until)
         is_last = self._until is not None and poll.upper >= self._until
         end = upto if poll.page_end is None else min(poll.page_end, upto)
         is_page, rows = poll.page_end is not None, None
         if (reads or (with_rows and is_page)) and poll.has_rows and upto > after:
-            rows, end, is_page = self._page(after, upto)
+            rows, end, is_page = self._page(after, upto, page_rows)
         is_new = end > after and (poll.has_rows or is_last or self._is_first)
         self._is_behind = is_new and is_page
         if is_new:
@@ -185,9 +183,11 @@ class Boundary:
             without_identity=self._store.without_identity - passed_over,
         )
 
-    def _page(self, after: int, upto: int) -> tuple[tuple[pa.Table, ...] | None, int, bool]:
+    def _page(
+        self, after: int, upto: int, most: int
+    ) -> tuple[tuple[pa.Table, ...] | None, int, bool]:
         """The rows of a page, for each shard its own; where it ends; whether more follows."""
-        page = self._store.page(after, upto, self.page_rows, _MOST_PAGE_BYTES)
+        page = self._store.page(after, upto, most, _MOST_PAGE_BYTES)
         end, is_full = (upto, False) if page.end is None else (page.end, True)
         if is_full and not page.batches:
             return None, end, is_full
@@ -232,8 +232,7 @@ class Boundary:
         return tuple((after - _SHOWS_AT_LAST, upto) for after, upto in found)
 
     def _comes_soon(self, poll: Poll) -> bool:
-        """Whether a row's delay will have passed before all that is open now is not waited for any
-        more, or after a few polls of a publisher that is idle."""
+        """Whether a row's delay passes soon: before what is open now is given up."""
         row, soon = poll.next_row, max(self._read.max_wait, _SOON)
         return row is not None and row + self._read.delay - poll.now <= soon
 
@@ -249,11 +248,7 @@ class Boundary:
         return min(usual, wait or (every if comes else usual))
 
     def _of_one_server(self, poll: Poll) -> Poll:
-        """What was polled, if it is of the server that answered first.
-
-        Where the address leads to another one, the open transactions are looked at, and windows are
-        read, by connections to the former.
-        """
+        """What was polled, if it is of the server that answered first."""
         self._require_same_server(poll.server)
         return poll
 

@@ -26,17 +26,17 @@ from collections.abc import Callable
 from eventpub.channel import Ended, Folding, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
-from eventpub.coordinator import wording
-from eventpub.coordinator.database_changes import DatabaseChanges
-from eventpub.coordinator.durable_state import DurableState, StartState
+from eventpub.coordinator.database_changes import DatabaseChanges, NewestRows
 from eventpub.coordinator.health import HERE, Health, Schedule
-from eventpub.coordinator.newest import NewestRows
-from eventpub.coordinator.progress import Progress, Rate, ShownLag
+from eventpub.coordinator.position import DurableState, StartState, Windows
+from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.requests import Pauses, Requests
 from eventpub.coordinator.shards import Failures, Runners, Shard, has_got_on
-from eventpub.coordinator.windows import Windows
 from eventpub.errors import EventpubError
+
+_FOLDING_EVERY = 10.0
+"""Seconds between two lines that say how far the topic is read back."""
 
 
 class Coordinator:
@@ -81,7 +81,7 @@ class Coordinator:
             is_fatal=config.recount.rows_in_past == "stop",
         )
         self._schedule = Schedule(config.sink.delivery == "exactly_once")
-        self._report_log, self._fold_log = wording.ReportLog(config), wording.FoldLog()
+        self._report_log, self._fold_said_at = ReportLog(config), float("-inf")
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:
@@ -142,7 +142,9 @@ class Coordinator:
         """Seconds until the next `Tick` is of use."""
         if self.runners.is_stopping:
             return max(0.0, self.runners.stop_by - now)
-        due = [*self.runners.due_at(), *self.windows.due_at()]
+        due = [*self.runners.due_at()]
+        if not self.windows.polling.is_under_way:
+            due.append(self.windows.polling.at)
         # what was due by the last event was seen to then; a second's work waits for a tick
         later = [at for at in due if at > self.seen_at]
         return max(0.0, min([*later, self._schedule.second_at]) - now)
@@ -259,11 +261,7 @@ class Coordinator:
         self._count(now, event.now)
 
     def _count(self, now: float, at_most: int | None = None) -> None:
-        """The next count; not before all shards have said what they have accounted for.
-
-        Args:
-            at_most: the database's time, where it is less than at the last poll, µs.
-        """
+        """The next count; not before all shards have said what they have accounted for."""
         found = self.windows.read_upto()
         if found is None or not self.progress.time:
             return
@@ -296,8 +294,11 @@ class Coordinator:
             self._do(command)
         self._remember()
         self.rate.add(now, progress.published)
-        if (line := self._fold_log.line(self.health.foldings(), now)) is not None:
-            self._do(line)
+        if now - self._fold_said_at >= _FOLDING_EVERY and (foldings := self.health.foldings()):
+            self._fold_said_at = now
+            text = "reading the topic back into the index before publishing starts"
+            read, left = sum(f.read for f in foldings), sum(f.left for f in foldings)
+            self._do(e.Log("info", text, {"records": read, "left": left}))
         self._do(e.Show())
 
     def _sampled(self, event: e.Sampled, now: float) -> None:

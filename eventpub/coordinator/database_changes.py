@@ -3,25 +3,199 @@
 Another server answers, its clock was set back, it does not let open transactions be seen, one of
 them has ended after its rows were passed, rows of the past or of the future come, the table was
 altered.
+
+Rows of the past: writers whose sessions have another time zone than the one a DATETIME is read in,
+or an import, insert rows below the position and beyond the horizon, where no recount looks. So the
+rows with the newest ids are sampled about once a second, and the second of each one found there is
+counted again, which publishes it. A transaction that was open for so long brings such rows, too,
+but leaves the order of ids and times as it is, and its age is any number. Where rows keep coming
+whose age looks like the difference of two zones, or which have got their ids after much younger
+ones, the publisher stops: what a sample does not see would be lost.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from eventpub.admission.model import bucket_of
 from eventpub.config import format_time
-from eventpub.coordinator import wording
 from eventpub.coordinator.boundary import PollResult
-from eventpub.coordinator.events import Do, Log, Reassign, Sampled, TableChecked
-from eventpub.coordinator.newest import ENDED_FOR, NewestRows
+from eventpub.coordinator.events import Do, Reassign, Sampled, TableChecked, warning
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
-from eventpub.coordinator.wording import warning
 from eventpub.errors import StoreError
+from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
+from eventpub.sources.mysql.zones import writers_zone
 from eventpub.terminal import counted
+
+SAMPLE = 20
+"""Rows of a sample: those with the highest ids; of a table without ids, the youngest but for those
+of the future."""
+
+MOST = 100_000
+"""Rows that are fetched, lowest ids first, where all of a sample are new and one is of the past."""
+
+ENDED_FOR = 60.0
+"""Seconds for which rows are explained by a transaction that has ended."""
+
+_NEVER_LATE = 60_000_000
+"""µs: no zones differ by less; commits may be so late whatever the horizon is."""
+
+_ZONES_DIFFER_BY = 900_000_000
+"""µs; the times of two zones differ by a multiple of it."""
+_ZONES_DIFFER = 26 * 3600 * 1_000_000
+"""µs, at most."""
+_COMMITS_WITHIN = 10_000_000
+"""µs for which a writer in another zone leaves its transaction open, or its clock is off."""
+
+_TRIPS_AT = 3
+_OF_SAMPLES = 10
+"""Samples with rows of the past, of so many that had new rows, that stop the publisher."""
+
+
+_NO_ID = -(2**63)
+"""Below the ids of all rows: the last of a table without any."""
+
+
+def last_of(rows: Sequence[NewRow], now: int, above: int | None = None) -> tuple[int, int]:
+    """Highest id and time of a sample that was taken now, µs.
+
+    Args:
+        above: the rows are those above this id; None: those with the highest ids of all.
+    """
+    return max((row.id for row in rows), default=_NO_ID if above is None else above), now
+
+
+class NewestRows:
+    """What successive samples of the newest ids say. Pure: times are arguments, µs.
+
+    Args:
+        horizon: of the recount; 0: there is none.
+        start: nothing created at or before is of interest.
+        before: highest id and time of a sample that was taken before anything was read, or of the
+            last one of a former run; None: it is that of the first sample.
+    """
+
+    def __init__(self, horizon: int, start: int, before: tuple[int, int] | None = None) -> None:
+        self._horizon = horizon
+        self._start = start
+        self._last = before
+        self._has_more = False
+        self._continues = False
+        self._suspicious: list[NewRow] = []
+        self._youngest = 0
+        self._samples: deque[bool] = deque(maxlen=_OF_SAMPLES)
+        self.worst: NewRow | None = None
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        return self._last
+
+    def wants_more(self, rows: Sequence[NewRow]) -> int | None:
+        """Above which id all rows are wanted, since a sample may show but some of the past.
+
+        Args:
+            rows: those with the highest ids.
+        """
+        if self._has_more and self._last is not None:
+            return self._last[0]
+        if self._last is None or not rows or min(row.id for row in rows) <= self._last[0]:
+            return None
+        behind = self._last[1] - self._horizon
+        return self._last[0] if any(self._start < r.created <= behind for r in rows) else None
+
+    def sample(
+        self,
+        now: int,
+        position: int,
+        rows: Sequence[NewRow],
+        ended: Collection[tuple[int, int]],
+        above: int | None = None,
+    ) -> list[NewRow]:
+        """The new rows that lie below the position and beyond the horizon.
+
+        Args:
+            now: the database's time.
+            position: everything created at or before has been read.
+            rows: those with the highest ids, or those above one.
+            ended: first and last bucket in which transactions wrote that have ended late: what
+                was created there is no news.
+            above: as of `last_of`.
+        """
+        if self._suspicious:  # judged now: that its transaction has ended shows a moment later
+            unexplained = [
+                row
+                for row in self._suspicious
+                if not any(a - 1 <= bucket_of(row.created) <= b + 1 for a, b in ended)
+            ]
+            if not self._continues:  # one import is one sight, however many portions it takes
+                self._samples.append(bool(unexplained))
+            self.worst = max(unexplained, key=lambda row: row.id, default=self.worst)
+        before = self._last
+        known_id = before[0] if above is None and before is not None else above
+        self._last = last_of(rows, now, known_id)
+        self._suspicious = []
+        highest, at = before or self._last
+        known = [row.created for row in rows if row.id <= highest and row.created <= now]
+        self._youngest = max([self._youngest, *known])
+        if before is None:
+            return []
+        new = [row for row in rows if row.id > highest and row.created > self._start]
+        behind = [row for row in new if row.created <= min(position, at - self._horizon)]
+        late = max(self._horizon, _NEVER_LATE)
+        for row in sorted(new, key=lambda row: row.id):
+            is_late = row.created <= min(position, at - late)
+            if is_late and (_is_of_zone(at, now, row) or row.created <= self._youngest - late):
+                self._suspicious.append(row)
+            if row.created <= now:
+                self._youngest = max(self._youngest, row.created)
+        self._continues, self._has_more = self._has_more, len(rows) >= MOST
+        if new and not self._suspicious:
+            self._samples.append(False)
+        return behind
+
+    def begin_anew(self) -> None:
+        """The table was altered: its rows may have other ids, or have got some."""
+        self._last, self._has_more = None, False
+
+    @property
+    def trips(self) -> bool:
+        """Whether rows of the past keep coming that no late commit explains."""
+        return sum(self._samples) >= _TRIPS_AT
+
+    def error(self, now: int, where: str, zone: str | None) -> StoreError:
+        """What is wrong then.
+
+        Args:
+            zone: of a DATETIME column; None: it is a TIMESTAMP.
+        """
+        row = self.worst
+        assert row is not None
+        kept = "" if zone is None else f" (read as local time of {zone})"
+        return StoreError(
+            "store.rows_in_past",
+            "new rows arrive with a create_time older than what has already been read:"
+            f" id {row.id} at {format_time(row.created)}{kept},"
+            f" {(now - row.created) // 1_000_000} s behind the database's clock. Some would be"
+            " lost",
+            where=where,
+            suggestion=writers_zone(zone) + ". If old rows are imported, or statements wait that"
+            ' long: recount.rows_in_past = "count" publishes those that are seen. `eventpub verify`'
+            " names those that were missed, `eventpub publish ID VERSION` publishes one",
+        )
+
+
+def _is_of_zone(at: int, now: int, row: NewRow) -> bool:
+    """Whether a row that was committed between two times looks like one of another time zone."""
+    age = now - row.created
+    rest = age % _ZONES_DIFFER_BY
+    is_multiple = rest <= now - at + _COMMITS_WITHIN or rest >= _ZONES_DIFFER_BY - _COMMITS_WITHIN
+    return is_multiple and age <= _ZONES_DIFFER + _ZONES_DIFFER_BY
+
 
 _WATERMARK = {
     "denied": "the account may not see open transactions, so the boundary is the database's time"
@@ -32,8 +206,8 @@ _WATERMARK = {
 }
 """By state of the watermark, where it cannot see."""
 
-_SAID_EVERY = 60.0
-"""Seconds between two warnings of one kind, where their reason lasts."""
+_WARNED_EVERY = 60.0
+"""Seconds between two warnings of one kind."""
 
 _WARNS_FOR = 300.0
 """Seconds for which the check of times warns of rows of the past after the last of them."""
@@ -89,7 +263,7 @@ class DatabaseChanges:
         self._never_read = 0
         self._past_at, self._past_rows, self._past_oldest = float("-inf"), 0, 0
         self._ended: dict[tuple[int, int], float] = {}
-        self._said_of_past = self._said_of_future = float("-inf")
+        self._warned_at, self._warned_of = float("-inf"), ((False, False), 0)
         self.seen_at: float | None = None
 
     # -- polls ------------------------------------------------------------------------------------
@@ -160,7 +334,10 @@ class DatabaseChanges:
             self._note_past([row.created for row in found], now)
         elif not self._recounting.has_late:
             durable.newest = newest.last
-        self._note_future(event.ahead, event.rows_ahead, now)
+        progress, is_far = self._progress, event.ahead > _CLOCK_TOLERANCE
+        progress.ahead_seconds = event.ahead / 1e6 if is_far else 0.0
+        progress.rows_ahead = event.rows_ahead if is_far else 0
+        self._warn_of_odd_times(now)
         if not (self._is_fatal and newest.trips):
             return None
         return newest.error(time, durable.layout.where, self._zone)
@@ -172,30 +349,12 @@ class DatabaseChanges:
         return None if zone is None else zone.name
 
     def _note_past(self, created: list[int], now: float) -> None:
-        time, oldest = self._progress.time, min(created)
         self._recounting.note([bucket_of(at) for at in created])
         self._progress.rows_in_past += len(created)
         if now - self._past_at > _WARNS_FOR:
-            self._past_rows, self._past_oldest = 0, time
+            self._past_rows, self._past_oldest = 0, self._progress.time
         self._past_at, self._past_rows = now, self._past_rows + len(created)
-        self._past_oldest = min(self._past_oldest, oldest)
-        if now - self._said_of_past >= _SAID_EVERY:
-            self._said_of_past = now
-            state = self._progress.watermark
-            self._do(wording.rows_of_the_past(len(created), oldest, time, state, self._zone))
-
-    def _note_future(self, ahead: int, rows: int, now: float) -> None:
-        """So many rows lie in the future, the newest so many µs."""
-        progress, before = self._progress, self._progress.ahead_seconds
-        is_far = ahead > _CLOCK_TOLERANCE
-        progress.ahead_seconds, progress.rows_ahead = (ahead / 1e6, rows) if is_far else (0.0, 0)
-        after = progress.ahead_seconds
-        is_news = not before or (after > before and now - self._said_of_future > _SAID_EVERY)
-        if after and is_news:
-            self._said_of_future = now
-            self._do(wording.rows_of_the_future(progress.rows_ahead, after, self._zone))
-        elif before and not after:
-            self._do(Log("info", "no event lies in the future any more", {}))
+        self._past_oldest = min(self._past_oldest, *created)
 
     def odd_times(self, now: float) -> str:
         """What is odd about the rows' times at the moment; "": nothing is."""
@@ -217,6 +376,22 @@ class DatabaseChanges:
                 " not read (eventpub doctor)"
             )
         return "; ".join(said)
+
+    def _warn_of_odd_times(self, now: float) -> None:
+        """Log them: at once where they are of another kind than before, or where more have come."""
+        text, rows = self.odd_times(now), self._past_rows
+        kinds = (bool(self._progress.ahead_seconds), now - self._past_at <= _WARNS_FOR)
+        has_more = rows > self._warned_of[1] and now - self._warned_at >= _WARNED_EVERY
+        if any(kinds) and (kinds != self._warned_of[0] or has_more):
+            self._warned_at = now
+            advice = writers_zone(self._zone) + "; if transactions last that long, raise"
+            advice += " recount.horizon" + ", or GRANT PROCESS" * (
+                self._progress.watermark == "denied"
+            )
+            self._do(warning(text, fix=advice))
+            self._warned_of = kinds, rows
+        elif not any(kinds):
+            self._warned_of = kinds, 0
 
     def altered(self, event: TableChecked) -> StoreError | None:
         """What the event table looks like now; what to begin again for, where it has changed."""

@@ -1,7 +1,6 @@
 """What happens to the coordinator, and what it wants done: two closed sets.
 
-Whatever takes time or may fail (the database, the broker, the disk, a runner that is started) is a
-command. Its outcome comes back as an event, some time later.
+Whatever takes time or may fail is a command; its outcome comes back as an event.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
 
 Reply: TypeAlias = Callable[[dict[int, str] | EventpubError], None]
-"""Called once with what came of a request: the answers by shard, or why there are none. From the
-coordinator's thread."""
+"""Called once, in the coordinator's thread: with the answers by shard, or with the error."""
 
 # -- what happens ----------------------------------------------------------------------------------
 
@@ -61,7 +59,7 @@ class Sampled(Happened):
 
     Attributes:
         ahead: by how much the newest time lies in the future, µs.
-        rows_ahead: how many rows do; not all are counted.
+        rows_ahead: how many rows do, counted up to a limit.
     """
 
     rows: Sequence[NewRow]
@@ -72,7 +70,7 @@ class Sampled(Happened):
 
 @dataclass(frozen=True)
 class LagMeasured(Happened):
-    """How far the `position` of that moment is below the boundary `upper`, both µs."""
+    """How far `position` is below the boundary `upper`, both µs."""
 
     position: int
     upper: int
@@ -124,9 +122,8 @@ class PauseAsked(Happened):
     """A client asks to pause publishing, or to resume it.
 
     Attributes:
-        reply: called once it is written down, so that a crash does not undo it, with how many
-            windows and requests are on their way, which are finished; or with the error because
-            of which it is not written down.
+        reply: called once that is durable, with the number of windows and requests that are still
+            finished; or with the error that keeps it from being durable.
         by: who wants it, and since when.
     """
 
@@ -159,17 +156,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Poll(Command):
-    """Poll the boundary, as of `Boundary.poll`.
-
-    Attributes:
-        anew: over new connections, since the address may lead to another server.
-    """
+    """Poll the boundary, as of `Boundary.poll`; `anew`: over new connections."""
 
     after: int
     next_due: int | None
     with_rows: bool
     anew: bool = False
     hidden_since: int | None = None
+    page_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -191,7 +185,7 @@ class Sample(Command):
 
 @dataclass(frozen=True)
 class MeasureLag(Command):
-    """Measure how far the position, µs, is below the boundary; so many rows are read so far."""
+    """Measure how far the position, µs, is below the boundary; `read`: rows so far."""
 
     position: int
     read: int
@@ -199,9 +193,7 @@ class MeasureLag(Command):
 
 @dataclass(frozen=True)
 class CheckTopic(Command):
-    """Check whether the topic is the same, and whether others have written to partitions in which
-    this publisher has not written for a while, which end there.
-    """
+    """Check whether the topic is the same, and whether others write past these ends."""
 
     ends: Mapping[PartitionId, int]
 
@@ -220,7 +212,7 @@ class CheckOpen(Command):
 
 @dataclass(frozen=True)
 class StartRunner(Command):
-    """Start a runner of a shard, whose work comes by the lane."""
+    """Start a runner of a shard."""
 
     shard: int
     lane: Lane
@@ -261,6 +253,10 @@ class Log(Command):
     facts: Mapping[str, Any]
 
 
+def warning(text: str, **facts: object) -> Log:
+    return Log("warning", text, facts)
+
+
 @dataclass(frozen=True)
 class Finish(Command):
     """The run is over: why; None: it was asked for, or everything is published."""
@@ -269,4 +265,3 @@ class Finish(Command):
 
 
 Do: TypeAlias = Callable[[Command], None]
-"""Takes what is to be done, in order."""

@@ -42,6 +42,7 @@ class Recounting:
         hidden_since: int | None = None,
     ) -> None:
         self._recount = Recount(horizon, start, now, position, hidden_since)
+        self.note, self.everything = self._recount.note, self._recount.everything
         self._horizon = horizon
         self._last_time = now
         self._lead: float | None = None
@@ -75,22 +76,15 @@ class Recounting:
         self._recount.account(report.shard, report.buckets)
 
     def ended(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """As of `boundary.PollResult.ended`."""
         for after, upto in ranges:
             self._recount.ended(after, upto)
 
-    def note(self, buckets: Sequence[int]) -> None:
-        """Rows have come there behind the windows: they are counted again."""
-        self._recount.note(buckets)
-
     @property
     def has_late(self) -> bool:
-        """Whether some of what was noted is not done yet."""
         return self._recount.has_late
 
     @property
     def uncounted_since(self) -> int | None:
-        """As of `Recount`."""
         return self._recount.uncounted_since
 
     def behind_since(self, position: int) -> int | None:
@@ -99,10 +93,6 @@ class Recounting:
         if not self._horizon or self._last_time + CLOCK_STEP >= position:
             return None
         return self._last_time - self._horizon
-
-    def everything(self, now: int) -> None:
-        """Count every second of the horizon again."""
-        self._recount.everything(now)
 
     def clock_stepped(self, now: int, at: float) -> float:
         """Seconds by which the database's clock went back (below 0) or ahead of the machine's; 0:

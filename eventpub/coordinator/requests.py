@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from eventpub.admission import topic_partition
 from eventpub.channel import Lane, Request
-from eventpub.coordinator import wording
-from eventpub.coordinator.events import Do, Log, PauseAsked, Reply
+from eventpub.coordinator.events import Do, Log, PauseAsked, Reply, warning
 from eventpub.coordinator.shards import Shard
 from eventpub.errors import EventpubError, StateError
 
@@ -150,7 +149,7 @@ class Requests:
         del self._pending[pending.request.id]
         pending.reply(error)
         facts = {"aggregate_id": pending.request.aggregate_id, "error": error.message}
-        self._do(wording.warning(f"{pending.command} was requested, and not done", **facts))
+        self._do(warning(f"{pending.command} was requested, and not done", **facts))
 
 
 class Pauses:

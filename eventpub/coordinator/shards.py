@@ -190,18 +190,12 @@ _ROTATED_WITHIN = 120.0
 and a half, and others remove a file before they write it."""
 
 _PASSES_WITHIN = {
-    "config.password_file": _ROTATED_WITHIN,
-    "config.sink_property": _ROTATED_WITHIN,
-    "store.auth_failed": _ROTATED_WITHIN,
-    "store.tls_failed": _ROTATED_WITHIN,
-    "store.privilege_missing": _ROTATED_WITHIN,
-    "store.database_missing": 60.0,
-    "sink.auth_failed": _ROTATED_WITHIN,
-    "sink.topic_missing": 30.0,
-    "store.table_missing": 60.0,
-    "store.column_missing": 60.0,
-    "store.index_missing": 60.0,
-    "store.query_failed": 60.0,
+    **dict.fromkeys(("config.password_file", "config.sink_property"), _ROTATED_WITHIN),
+    **dict.fromkeys(("sink.auth_failed", "store.auth_failed"), _ROTATED_WITHIN),
+    **dict.fromkeys(("store.tls_failed", "store.privilege_missing"), _ROTATED_WITHIN),
+    **dict.fromkeys(("store.database_missing", "store.table_missing"), 60.0),
+    **dict.fromkeys(("store.column_missing", "store.index_missing"), 60.0),
+    **{"store.query_failed": 60.0, "sink.topic_missing": 30.0},
 }
 """Seconds for which something may be wrong while running before it counts as wrong: brokers that
 start know of no topic, a migration takes a table or an index away and gives it back, a server or a

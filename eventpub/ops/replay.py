@@ -27,10 +27,9 @@ from eventpub.ops.dead import readable_store
 from eventpub.ops.sides import no_space_is_named, open_database, spill_folder
 from eventpub.ops.topic import committed_ends
 from eventpub.sink import faults, records
-from eventpub.sink.base import Content
+from eventpub.sink.base import Content, RecordRefusedError
 from eventpub.sink.client import Clients
 from eventpub.sink.reading import Place, own_records, read_committed
-from eventpub.sink.refusals import RecordRefusedError
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import create, list_offsets, offsets_at, partition_counts
 from eventpub.sources.mysql import EventStore

@@ -17,18 +17,18 @@ import structlog
 
 from eventpub.channel import PartitionId
 from eventpub.config import Config, format_time
-from eventpub.coordinator.durable_state import StartState
-from eventpub.coordinator.newest import last_of
+from eventpub.coordinator.database_changes import last_of
+from eventpub.coordinator.position import StartState
 from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
 from eventpub.index import Storage, Summary, of_another, summary
 from eventpub.parts import Parts
 from eventpub.shard.assignment import Assignment, adopts, identity_of, threads_of
 from eventpub.sink.client import Clients
+from eventpub.sink.fencing import fence_all
 from eventpub.sink.layout import check_age, check_topics, check_written
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.origin import check_sample, check_sides, has_written, sources_of
-from eventpub.sink.owned_producer import fence_all
 from eventpub.sink.reading import oldest_events
 from eventpub.sink.topics import partition_counts, topic_ids, visible_ends
 from eventpub.sources.base import BEGINNING, Source, start_position

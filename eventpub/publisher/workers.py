@@ -12,7 +12,7 @@ from contextlib import suppress
 from eventpub.admission.model import window_of
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import Boundary
-from eventpub.coordinator.newest import MOST, SAMPLE
+from eventpub.coordinator.database_changes import MOST, SAMPLE
 from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.shard.assignment import Assignment
 from eventpub.sink.faults import topic_gone
@@ -90,7 +90,7 @@ class BoundaryWork:
     def use(self, assignment: Assignment) -> None:
         self._assignment = assignment
 
-    def do(self, command: e.Command) -> e.Event | None:
+    def do(self, command: e.Command) -> e.Polled:
         assert isinstance(command, e.Poll)
         if command.anew:
             self.close()
@@ -104,7 +104,12 @@ class BoundaryWork:
                 until=self._until,
                 hidden_since=command.hidden_since,
             )
-        result = self._boundary.poll(command.after, command.next_due, with_rows=command.with_rows)
+        result = self._boundary.poll(
+            command.after,
+            command.next_due,
+            with_rows=command.with_rows,
+            page_rows=command.page_rows,
+        )
         return e.Polled(command.after, result)
 
     def close(self) -> None:
@@ -118,39 +123,43 @@ class ChecksWork:
 
     def __init__(self, assignment: Assignment) -> None:
         self._config, self._stores = assignment.config, assignment.parts.stores
-        self._store = self._stores(self._config.store, assignment.layout)
         self._lag = Lag(assignment.parts.clock.monotonic)
+        self.store = self._stores(self._config.store, assignment.layout)
 
     def use(self, assignment: Assignment) -> None:
-        before = self._store
-        self._store = self._stores(self._config.store, assignment.layout)
-        before.close()
+        self.store.close()
+        self.store = self._stores(self._config.store, assignment.layout)
 
     def do(self, command: e.Command) -> e.Event | None:
-        store, config = self._store, self._config
         if isinstance(command, e.Count):
-            return self._count(command)
+            return self.count(command)
         if isinstance(command, e.Sample):
-            above = command.above
-            rows = store.newest(SAMPLE if above is None else MOST, above)
-            ahead, rows_ahead = store.ahead()
-            return e.Sampled(rows, ahead, command.above, rows_ahead)
+            return self.sample(command.above)
         if isinstance(command, e.MeasureLag):
-            poll = self._lag.measure(store, command.position, config.read.delay, command.read)
-            return e.LagMeasured(command.position, poll.upper, self._lag.seconds, self._lag.events)
+            delay, lag = self._config.read.delay, self._lag
+            poll = lag.measure(self.store, command.position, delay, command.read)
+            return e.LagMeasured(command.position, poll.upper, lag.seconds, lag.events)
         assert isinstance(command, e.CheckTable)
-        layout = self._stores.discover(config.store)
-        with self._stores(config.store, layout) as as_it_is:
-            return e.TableChecked(layout, as_it_is.never_read())
+        return self.table()
 
-    def _count(self, command: e.Count) -> e.Counted:
-        now = self._store.now()
+    def count(self, command: e.Count) -> e.Counted:
+        now = self.store.now()
         windows = [window_of(bucket, command.position) for bucket in command.buckets]
-        rows = dict(zip(command.buckets, self._store.counts(windows), strict=True))
+        rows = dict(zip(command.buckets, self.store.counts(windows), strict=True))
         return e.Counted(now, rows, command.expected, command.in_turn)
 
+    def sample(self, above: int | None = None) -> e.Sampled:
+        rows = self.store.newest(SAMPLE if above is None else MOST, above)
+        ahead, rows_ahead = self.store.ahead()
+        return e.Sampled(rows, ahead, above, rows_ahead)
+
+    def table(self) -> e.TableChecked:
+        layout = self._stores.discover(self._config.store)
+        with self._stores(self._config.store, layout) as as_it_is:
+            return e.TableChecked(layout, as_it_is.never_read())
+
     def close(self) -> None:
-        self._store.close()
+        self.store.close()
 
 
 BROKER_CHECKS = (e.CheckTopic, e.CheckOpen)
@@ -176,11 +185,7 @@ class BrokerWork:
         return e.TopicChecked()
 
     def _check_topic(self, command: e.CheckTopic) -> None:
-        """Whether the topic is the same, and no other publisher writes to it.
-
-        A publisher of another id is never fenced. Where this one writes, a shard sees that
-        offsets are missing; this looks where it has not written for a while.
-        """
+        """Whether the topic is the same, and no other publisher writes to it."""
         app, clients, sink = self._app, self._clients, self._clients.sink
         ids = topic_ids(clients, (sink.topic,), _TIMEOUT)
         if sink.topic in self._topics and sink.topic not in ids:

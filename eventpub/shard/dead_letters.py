@@ -12,8 +12,8 @@ import pyarrow as pa
 from eventpub import config
 from eventpub.admission import CONFLICT, Decision, Rewritten, values
 from eventpub.errors import SinkError, StateError, StoreError
+from eventpub.sink.base import RecordRefusedError
 from eventpub.sink.records import DeadRow, contents_of
-from eventpub.sink.refusals import RecordRefusedError
 
 
 @dataclass(frozen=True)

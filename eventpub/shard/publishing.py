@@ -21,8 +21,7 @@ from eventpub.errors import SinkError, StateError
 from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals
 from eventpub.shard.pace import rows_within
-from eventpub.sink.base import Content, PublishedBatch
-from eventpub.sink.refusals import RecordRefusedError
+from eventpub.sink.base import REDO, Content, PublishedBatch, RecordRefusedError
 
 NO_EVENTS = EVENTS.empty_table()
 Event: TypeAlias = tuple[str, int]
@@ -38,12 +37,6 @@ _FETCH_TURN = 0.3
 _MOST_SHOWN = 100
 """Skipped gaps that a report names; all are on their topic."""
 
-_REDO = {
-    "sink.aborted",
-    "sink.delivery_lost",
-    "sink.fatal",
-    "sink.indefinite",
-}
 _MOST_REDOS = 5
 
 
@@ -105,7 +98,7 @@ class Publishing:
                 continue  # its rows are dead letters now
             except SinkError as error:
                 redos += 1
-                if error.code not in _REDO or redos == _MOST_REDOS:
+                if error.code not in REDO or redos == _MOST_REDOS:
                     raise
                 continue
             if not whole or end >= rows.num_rows:

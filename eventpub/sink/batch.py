@@ -6,11 +6,11 @@ Many events are handed over at once where that is safe, else one by one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,10 @@ from eventpub.sink import client, faults, records
 from eventpub.sink.base import Content, CrashPoint, no_crash
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import Encoder
-from eventpub.sink.missing_markers import PartitionId
-from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.sink.records import PartitionId
+
+if TYPE_CHECKING:
+    from eventpub.sink.transaction import TransactionWriter
 
 AHEAD_OF_CLOCK = 600_000_000
 """µs that the database's clock may be ahead of this machine's and still be believed: brokers take
@@ -168,6 +170,27 @@ class Batch:
         ]
 
 
+@dataclass
+class Caution:
+    """What the producers of one transactional id do until a batch was published.
+
+    A producer that has failed is replaced, so what it has learned is kept here.
+
+    Attributes:
+        sends_singly: each record is sent by itself, to find the ones that the broker refuses.
+        reports_each: a report of each record is asked for, to find what went wrong with the batch.
+        reduces_dead: dead letters have key, version and reason alone, since one was refused.
+    """
+
+    sends_singly: bool = False
+    reports_each: bool = False
+    reduces_dead: bool = False
+
+    def forget(self) -> None:
+        """A batch was published."""
+        self.sends_singly = self.reports_each = self.reduces_dead = False
+
+
 def batch_of(
     sink: config.Sink,
     encoder: Encoder,
@@ -225,15 +248,11 @@ def _passing(crash_point: CrashPoint, name: str) -> Iterator[Any]:
 
 
 class Producing:
-    """Produces the batches of one shard.
+    """Produces the batches of one writer."""
 
-    Args:
-        owned: where to.
-    """
-
-    def __init__(self, clients: Clients, owned: OwnedProducer) -> None:
+    def __init__(self, clients: Clients, writer: TransactionWriter) -> None:
         self._clients, self._sink = clients, clients.sink
-        self._owned = owned
+        self._writer = writer
 
     def produce(self, batch: Batch, crash_point: CrashPoint) -> None:
         """All of it; what the client itself refuses is noted in the batch.
@@ -244,17 +263,9 @@ class Producing:
         """
         for topic, events in batch.events.items():
             self._produce_events(topic, events, batch, crash_point)
-        for topic, r in batch.side:
-            on_delivery = partial(batch.reports_of(topic, r.partition).on_delivery, 0)
-            try:
-                self._produce_one(topic, r, on_delivery)
-            except KafkaException as exception:
-                error = faults.kafka_error(exception)
-                if error.code() not in faults.REFUSED_RECORD:
-                    raise
-                batch.refused.append((topic, 0, self._refusal(error)))
-                break
-            batch.produced += 1
+        for topic in dict.fromkeys(topic for topic, _ in batch.side):
+            of_topic = [record for name, record in batch.side if name == topic]
+            self._produce_columns(topic, records.columns_of(of_topic), batch, no_crash)
 
     def _produce_events(
         self,
@@ -268,13 +279,13 @@ class Producing:
             return
         # At once only in a transaction: what failed without a report is not visible then.
         one_by_one = (
-            not self._owned.is_transactional
-            or self._owned.sends_singly
-            or self._owned.caution.reports_each
+            not self._writer.is_transactional
+            or self._writer.sends_singly
+            or self._writer.caution.reports_each
         )
         if (
             one_by_one
-            or (at_once := self._clients.bulk(self._owned.client, len(events.rows))) is None
+            or (at_once := self._clients.bulk(self._writer.client, len(events.rows))) is None
             or (fixed := events.fixed) is None
         ):
             self._produce_columns(topic, events.columns, batch, crash_point)
@@ -296,10 +307,10 @@ class Producing:
     def _produce_at_once(
         self, at_once: bulk.Bulk, topic: str, events: records.FixedEvents, rows: npt.NDArray[Any]
     ) -> None:
-        deadline = self._clients.clock.monotonic() + self._owned.flush_timeout
+        deadline = self._clients.clock.monotonic() + self._writer.flush_timeout
         while len(rows):
             if done := at_once.produce(topic, events, rows):
-                deadline = self._clients.clock.monotonic() + self._owned.flush_timeout
+                deadline = self._clients.clock.monotonic() + self._writer.flush_timeout
             rows = rows[done:]
             if len(rows):
                 self._wait_for_space(deadline)
@@ -307,11 +318,11 @@ class Producing:
     def _wait_for_space(self, deadline: float) -> None:
         """The producer's queue is full."""
         if self._clients.clock.monotonic() > deadline:
-            self._owned.needs_replacement = True
+            self._writer.needs_replacement = True
             raise faults.unreachable(
-                self._sink, "producing", self._owned.flush_timeout, self._owned.log.last_error
+                self._sink, "producing", self._writer.flush_timeout, self._writer.log.last_error
             )
-        client.call(self._owned.client.poll, 0.05)
+        client.call(self._writer.client.poll, 0.05)
 
     def _produce_columns(
         self,
@@ -322,7 +333,7 @@ class Producing:
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """One by one; `numbers` are those of the rows in the batch, where these are only some."""
-        produce = self._owned.client.produce
+        produce = self._writer.client.produce
         partitions = columns.partitions.tolist()
         callbacks = {p: batch.reports_of(topic, p).on_delivery for p in set(partitions)}
         refused_here = len(batch.refused)
@@ -344,8 +355,9 @@ class Producing:
                 # By position: keywords cost more than the call.
                 produce(topic, value, key, partition, on_delivery, on_delivery, timestamp, headers)
             except BufferError:
-                record = records.Record(key, value, partition, timestamp, headers)
-                self._produce_one(topic, record, on_delivery)
+                self._produce_one(
+                    topic, value, key, partition, *(on_delivery,) * 2, timestamp, headers
+                )
             except KafkaException as exception:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
@@ -356,22 +368,14 @@ class Producing:
         batch.produced += row + 1 - (len(batch.refused) - refused_here)
 
     def _refusal(self, error: KafkaError) -> str:
-        limit = f"the client's message.max.bytes ({self._owned.message_limit})"
+        limit = f"the client's message.max.bytes ({self._writer.message_limit})"
         return faults.refuses(error, limit)
 
-    def _produce_one(
-        self,
-        topic: str,
-        r: records.Record,
-        on_delivery: Callable[[KafkaError | None, Message], None],
-    ) -> None:
-        deadline = self._clients.clock.monotonic() + self._owned.flush_timeout
+    def _produce_one(self, *arguments: Any) -> None:
+        deadline = self._clients.clock.monotonic() + self._writer.flush_timeout
         while True:
             try:
-                self._owned.client.produce(
-                    *(topic, r.value, r.key, r.partition, on_delivery, on_delivery),
-                    *(r.timestamp, r.headers),
-                )
+                self._writer.client.produce(*arguments)
                 return
             except BufferError:
                 self._wait_for_space(deadline)

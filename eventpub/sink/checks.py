@@ -12,9 +12,11 @@ from typing import Any, Literal
 from eventpub import config
 from eventpub.config import format_duration
 from eventpub.errors import Check, EventpubError
-from eventpub.sink import client_settings, faults
+from eventpub.sink import faults
 from eventpub.sink.batch import AHEAD_OF_CLOCK
 from eventpub.sink.client import Clients
+from eventpub.sink.client_settings import producer_settings
+from eventpub.sink.fencing import try_transactions
 from eventpub.sink.layout import (
     alter,
     check_written,
@@ -24,9 +26,8 @@ from eventpub.sink.layout import (
     written_topics,
     wrong_topics,
 )
-from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, check_sample, sources_of
-from eventpub.sink.owned_producer import try_transactions
+from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import counts_of, metadata, topic_ids
 from eventpub.terminal import counted
 
@@ -81,12 +82,8 @@ def checks(  # noqa: PLR0913 (options, by keyword)
         made.append(_transactions(clients, app_id))
     if sink.topic in found:
         made += _topic_settings(sink, describe(clients, "topic", sink.topic))
-    made += [
-        check
-        for topic in (sink.gaps_topic, sink.dead_topic)
-        if topic in found
-        for check in _side_settings(sink, topic, describe(clients, "topic", topic))
-    ]
+    for topic in (t for t in (sink.gaps_topic, sink.dead_topic) if t in found):
+        made += _kept(sink, topic, describe(clients, "topic", topic))
     made += _replication(clients, cluster, written_topics(sink, late=late))
     if sink.delivery == "exactly_once":
         broker = describe(clients, "broker", str(min(cluster.brokers)))
@@ -147,34 +144,68 @@ def _transactions(clients: Clients, app_id: str) -> Check:
     return Check(name, "ok", f"this account may use them; timeout {timeout}")
 
 
-def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -> list[Check]:
+def _kept(sink: config.Sink, topic: str, settings: Mapping[str, str]) -> list[Check]:
     """Whether a side topic keeps what is written to it: a lost index is rebuilt from it, too."""
-    forgets = {
-        "cleanup.policy=delete": "compact" in settings.get("cleanup.policy", ""),
-        "retention.ms=-1": int(settings.get("retention.ms", -1)) >= 0,
-        "retention.bytes=-1": int(settings.get("retention.bytes", -1)) >= 0,
-    }
-    forgetting = [setting for setting, is_wanted in forgets.items() if is_wanted]
-    if not forgetting:
-        return []
+    fixes = [
+        setting
+        for setting, is_wrong in (
+            ("cleanup.policy=delete", "compact" in settings.get("cleanup.policy", "")),
+            ("retention.ms=-1", int(settings.get("retention.ms", -1)) >= 0),
+            ("retention.bytes=-1", int(settings.get("retention.bytes", -1)) >= 0),
+        )
+        if is_wrong
+    ]
     said = (
-        f"{topic} does not keep all records ({', '.join(s.split('=')[0] for s in forgetting)}):"
-        " with a lost index, what it no longer has is decided again, as a duplicate, a conflict or"
-        " another dead letter"
+        f"{topic} does not keep all records ({', '.join(s.split('=')[0] for s in fixes)}): with a"
+        " lost index, what it no longer has is decided again"
     )
-    fix = f"{alter(sink, topic)} {','.join(forgetting)}"
-    return [Check(f"side topic {topic.removeprefix(sink.topic)} settings", "warn", said, fix)]
+    name = f"side topic {topic.removeprefix(sink.topic)} settings"
+    return [Check(name, "warn", said, f"{alter(sink, topic)} {','.join(fixes)}")] if fixes else []
 
 
 def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Check]:
+    """Settings of the topic that break the guarantees, each with the fix."""
     name = "topic settings"
     if not settings:
         return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
-    limit = _largest_record(settings)
-    return [
-        Check(name, "warn", f"{sink.topic} {fault}", fix)
-        for fault, fix in _faults_of(sink, settings)
-    ] or [Check(name, "ok", f"kept for good, records up to {limit} bytes")]
+    own = producer_settings(sink, None)
+    batch, most = int(own["batch.size"]), int(own["message.max.bytes"])
+    limit = int(settings.get("max.message.bytes", 1_048_588))
+    retention, size = (int(settings.get(f"retention.{name}", -1)) for name in ("ms", "bytes"))
+    ahead = 1000 * int(settings.get("message.timestamp.after.max.ms", 3_600_000))
+    add, aged = alter(sink, sink.topic), limits_of_age(sink, settings)
+    found = [(does, fix) for _, does, fix in aged]
+    if "compact" in settings.get("cleanup.policy", ""):
+        does = "is compacted: of each aggregate only its last event is kept, and nothing of one"
+        does += " whose last event has a NULL payload; with a lost index those are published again"
+        found.append((does, f"{add} cleanup.policy=delete"))
+    if retention >= 0 and not any("retention.ms" in does for _, does, _ in aged):
+        does = f"keeps events for {format_duration(retention * 1000)} (retention.ms)"
+        found.append((does, f"{add} retention.ms=-1"))
+    if size >= 0:
+        does = f"keeps {size} bytes of each partition (retention.bytes), whether or not events"
+        found.append((f"{does} were read", f"{add} retention.bytes=-1"))
+    if ahead < AHEAD_OF_CLOCK:
+        does = f"refuses records that are {format_duration(ahead)} ahead of the broker's clock"
+        does += " (message.timestamp.after.max.ms), which a database's clock may be"
+        found.append((does, f"{add} message.timestamp.after.max.ms=3600000"))
+    if settings.get("message.timestamp.type", "CreateTime") != "CreateTime":
+        does = "gives records the broker's time (message.timestamp.type): create_time is in"
+        does += " ce_time only, and `verify` calls every record altered"
+        found.append((does, f"{add} message.timestamp.type=CreateTime"))
+    if limit < batch:
+        does = f"takes {limit} bytes at once, but batches may have {batch}: refused ones are sent"
+        fix = f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {add}'
+        found.append(
+            (f"{does} again record by record", f"{fix} max.message.bytes={batch * 12 // 10}")
+        )
+    if most < limit:
+        does = f"takes records up to {limit} bytes, the client up to {most} (message.max.bytes):"
+        fix = f'"message.max.bytes" = "{limit}" in [sink.properties]'
+        found.append((f"{does} larger ones become dead letters", fix))
+    return [Check(name, "warn", f"{sink.topic} {does}", fix) for does, fix in found] or [
+        Check(name, "ok", f"kept for good, records up to {limit} bytes")
+    ]
 
 
 def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> Check:
@@ -192,11 +223,7 @@ def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> Check:
 
 
 def _replication(clients: Clients, cluster: Any, topics: Sequence[str]) -> list[Check]:
-    """Whether enough brokers keep what is published, and whether it can be published.
-
-    Args:
-        topics: those that are written to.
-    """
+    """Whether enough brokers keep what is published, and whether it can be published."""
     sink = clients.sink
     name, brokers = "replication", counted(len(cluster.brokers), "broker")
     written = [*topics, *([_TRANSACTIONS] if sink.delivery == "exactly_once" else [])]
@@ -227,30 +254,25 @@ def _replication(clients: Clients, cluster: Any, topics: Sequence[str]) -> list[
 
 
 def _weaknesses(copies: int, wanted: int, settings: Mapping[str, str]) -> Iterator[Weakness]:
-    """What a topic's settings mean for its copies.
-
-    Args:
-        copies: of each partition.
-        wanted: how many it should have.
-        settings: of the topic; empty where they may not be read.
-    """
+    """What a topic's settings mean for its copies."""
     in_sync = int(settings.get("min.insync.replicas", max(1, copies - 1)))
+    better = f"min.insync.replicas={max(1, copies - 1)}"
     if in_sync > copies:
-        text = f"can never take a record: min.insync.replicas is {in_sync}, and copies are {copies}"
-        yield "wrong", text, f"min.insync.replicas={max(1, copies - 1)}"
+        said = f"can never take a record: min.insync.replicas is {in_sync}, and copies are {copies}"
+        yield "wrong", said, better
     elif copies > 2 and in_sync == copies:
-        text = "nothing is published while one broker is away (min.insync.replicas)"
-        yield "warn", text, f"min.insync.replicas={copies - 1}"
+        said = "nothing is published while one broker is away (min.insync.replicas)"
+        yield "warn", said, better
     elif copies > 2 and in_sync < 2:
-        text = "what is committed may be on one broker only, and lost with it (min.insync.replicas)"
-        yield "warn", text, "min.insync.replicas=2"
+        said = "what is committed may be on one broker only, and lost with it (min.insync.replicas)"
+        yield "warn", said, "min.insync.replicas=2"
     if copies > 1 and settings.get("unclean.leader.election.enable") == "true":
-        text = "a broker that lacks committed records may become the leader, and they are lost"
-        text += " (unclean.leader.election.enable)"
-        yield "warn", text, "unclean.leader.election.enable=false"
+        said = "a broker that lacks committed records may become the leader, and they are lost"
+        setting = "unclean.leader.election.enable"
+        yield "warn", f"{said} ({setting})", f"{setting}=false"
     if copies < wanted:
-        text = f"fewer than {counted(wanted, 'copy', 'copies')}: what a broker's disk loses may be"
-        yield "warn", f"{text} gone", None
+        said = f"fewer than {counted(wanted, 'copy', 'copies')}: what a broker's disk loses may be"
+        yield "warn", f"{said} gone", None
 
 
 def _alter_all(sink: config.Sink, topics: Sequence[str], setting: str | None) -> str:
@@ -260,64 +282,3 @@ def _alter_all(sink: config.Sink, topics: Sequence[str], setting: str | None) ->
     if len(topics) == 1:
         return f"{alter(sink, topics[0])} {setting}"
     return f"for topic in {' '.join(topics)}; do {alter(sink, '$topic')} {setting}; done"
-
-
-def _faults_of(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Settings of the topic that break the guarantees, each with the fix."""
-    own = client_settings.producer_settings(sink, None)
-    limit = _largest_record(settings)
-    batch, most = int(own["batch.size"]), int(own["message.max.bytes"])
-    add = alter(sink, sink.topic)
-    retention, size = (int(settings.get(f"retention.{name}", -1)) for name in ("ms", "bytes"))
-    ahead = 1000 * int(settings.get("message.timestamp.after.max.ms", 3_600_000))
-    found = [(True, does, fix) for _, does, fix in limits_of_age(sink, settings)]
-    found += [
-        (
-            "compact" in settings.get("cleanup.policy", ""),
-            "is compacted: of each aggregate only its last event is kept, and nothing of one whose"
-            " last event has a NULL payload; with a lost index those are published again",
-            f"{add} cleanup.policy=delete",
-        ),
-        (
-            retention >= 0 and not any("retention.ms" in does for _, does, _ in found),
-            f"keeps events for {format_duration(max(0, retention) * 1000)} (retention.ms)",
-            f"{add} retention.ms=-1",
-        ),
-        (
-            size >= 0,
-            f"keeps {size} bytes of each partition (retention.bytes): older events are removed,"
-            " whether or not they were read",
-            f"{add} retention.bytes=-1",
-        ),
-        (
-            ahead < AHEAD_OF_CLOCK,
-            f"refuses records that are {format_duration(ahead)} ahead of the broker's clock"
-            " (message.timestamp.after.max.ms), which a database's clock may be",
-            f"{add} message.timestamp.after.max.ms=3600000",
-        ),
-        (
-            settings.get("message.timestamp.type", "CreateTime") != "CreateTime",
-            "gives records the broker's time (message.timestamp.type): create_time is in"
-            " ce_time only, and `verify` calls every record altered",
-            f"{add} message.timestamp.type=CreateTime",
-        ),
-        (
-            limit < batch,
-            f"takes {limit} bytes at once, but batches may have {batch}: refused ones are sent"
-            " again record by record",
-            f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {add}'
-            f" max.message.bytes={batch * 12 // 10}",
-        ),
-        (
-            most < limit,
-            f"takes records up to {limit} bytes, the client up to {most} (message.max.bytes):"
-            " larger ones become dead letters",
-            f'"message.max.bytes" = "{limit}" in [sink.properties]',
-        ),
-    ]
-    return [(fault, fix) for is_so, fault, fix in found if is_so]
-
-
-def _largest_record(settings: Mapping[str, str]) -> int:
-    """Bytes that the topic takes at once."""
-    return int(settings.get("max.message.bytes", 1_048_588))

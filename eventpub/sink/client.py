@@ -243,12 +243,7 @@ def _when_answered(producer: Producer) -> None:
 
 
 def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.Sink) -> Any:
-    """A client of this kind.
-
-    Raises:
-        ConfigError: `config.sink_property`, `config.token_provider`.
-        SinkError: `sink.token_failed`.
-    """
+    """A client of this kind."""
     conf = {**conf, "error_cb": client_log.error}
     if sink.token_provider is not None:
         properties = str(conf.get("sasl.oauthbearer.config", ""))

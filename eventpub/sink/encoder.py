@@ -70,7 +70,6 @@ class CloudEvents:
     def events(
         self, rows: Rows, placed: Placed, late: Marks = None, limit: int = FAR_AHEAD
     ) -> records.Columns:
-        """As of `Encoder`."""
         common = self._common(rows, placed, limit)
         # The constant part of all headers by C iterators: this is the publisher's hottest line.
         columns: list[Iterable[Header]] = [
@@ -95,7 +94,6 @@ class CloudEvents:
     def fixed(
         self, rows: Rows, placed: Placed, late: Marks = None, limit: int = FAR_AHEAD
     ) -> records.FixedEvents | None:
-        """As of `Encoder`: without metadata, and nothing late."""
         if rows.column("metadata").null_count < len(rows) or (late is not None and late.any()):
             return None
         return self._common(rows, placed, limit)
@@ -263,11 +261,7 @@ def read_gap(value: bytes) -> SkippedGap:
 
 
 def _require_types(numbers: list[Any], texts: list[Any], times: list[int]) -> None:
-    """Check that values of a record, which anybody may have written, are as ours would be.
-
-    Raises:
-        ValueError: a number is no 64-bit integer, a text no UTF-8, or a time out of range.
-    """
+    """Check that values of a record, which anybody may have written, are as ours would be."""
     if not all(type(n) is int and -(1 << 63) <= n < 1 << 63 for n in numbers):
         raise ValueError("not a 64-bit integer")
     if not all(isinstance(text, str) and text.encode() is not None for text in texts):

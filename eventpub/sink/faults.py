@@ -393,3 +393,41 @@ def aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
         " repeats, see the broker's log",
         retriable=True,
     )
+
+
+def indefinite(error: KafkaError, sink: config.Sink) -> SinkError:
+    """What became of a commit is unknown."""
+    return SinkError(
+        "sink.indefinite",
+        f"the outcome of the commit is unknown ({says(error)})",
+        where=f"topic {sink.topic}",
+        suggestion="nothing to do: the topic is read back before anything is published",
+        retriable=True,
+    )
+
+
+def delivery_lost(sink: config.Sink, produced: int, delivered: int, seconds: float) -> SinkError:
+    """Not every record that was produced was reported as delivered."""
+    return SinkError(
+        "sink.delivery_lost",
+        f"{produced} records were produced, but {delivered} delivery reports came within"
+        f" {seconds:.0f} s; nothing was committed",
+        where=f"sink.bootstrap_servers = {sink.bootstrap_servers}",
+        suggestion="nothing to do: the batch is retried; if this repeats, the brokers are"
+        " too slow: lower read.page_rows, or see their logs",
+        retriable=True,
+    )
+
+
+def side_record_refused(sink: config.Sink, topic: str, reason: str) -> SinkError:
+    """The broker does not even take a reduced dead letter, or a skip."""
+    return SinkError(
+        "sink.side_record_refused",
+        f"{topic} refuses a record even at its minimum size: {reason}",
+        where=f"topic {topic}",
+        suggestion=f"kafka-configs.sh --bootstrap-server {sink.bootstrap_servers}"
+        f" --alter --entity-type topics --entity-name {topic} --add-config"
+        " max.message.bytes=1048588 (or more); if [sink.properties] sets message.max.bytes,"
+        " raise that to as much; if the reason is the timestamp: --delete-config"
+        " message.timestamp.before.max.ms. Nothing was published",
+    )

@@ -16,26 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 
-from eventpub.sink.client import Clients
+from eventpub.sink.fencing import hanging
 from eventpub.sink.folded import Decoder, Folded, Scope
 from eventpub.sink.layout import check_leaders, tail_gone
-from eventpub.sink.missing_markers import (
-    MissingMarkerError,
-    PartitionId,
-    Written,
-    hanging,
-)
+from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.reading import MARKER_TIMEOUT, Message, Reading, iter_ranges
-from eventpub.sink.topics import End, Meanwhile, list_offsets, open_below
+from eventpub.sink.records import PartitionId, Written
+from eventpub.sink.topics import End, Meanwhile, list_offsets
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
-_ENDED_WITHIN = 3 * MARKER_TIMEOUT
-"""Seconds in which what this producer ends in partitions is to be seen as ended."""
 
 
 class Fold(Iterator[Folded]):
-    """Iterates over the chunks; what it found besides is known when it has ended.
+    """Iterates over the chunks; its attributes are whole when it has ended.
 
     Args:
         saved: next offsets; a partition without one is read from its beginning.
@@ -109,12 +103,7 @@ class Fold(Iterator[Folded]):
     # -- to where it is to be read ----------------------------------------------------------------
 
     def _settle(self) -> dict[PartitionId, int]:
-        """The ends, once no transaction is open and none of them is before its saved offset.
-
-        Raises:
-            MissingMarkerError: something that was committed is not visible.
-            SinkError: `sink.hanging_transaction`, `sink.topic_recreated`.
-        """
+        """The ends, once no transaction is open and none of them is before its saved offset."""
         began: float | None = None
         still: dict[PartitionId, tuple[int, float]] = {}
         ended: set[PartitionId] = set()
@@ -164,11 +153,7 @@ class Fold(Iterator[Folded]):
         short: set[PartitionId],
         late: set[PartitionId],
     ) -> None:
-        """Check that nothing that is known as committed is left open.
-
-        Args:
-            late: own partitions in which what is open has been so for long.
-        """
+        """Check that nothing that is known as committed is left open."""
         missing_markers = {}
         for place in late:
             first = stable[place]
@@ -202,9 +187,8 @@ class Fold(Iterator[Folded]):
     def _sides_are_whole(self) -> bool:
         """Whether skips and dead letters are known to their ends, before events are read.
 
-        Of events that are read, and of a skip below them that is not since a broker has answered
-        that leads no more, it would follow that a late event of that skip was published: it would
-        be dropped, and nothing that is written afterwards shows that.
+        Where events are read, and a skip below them is not, a late event of that skip would count
+        as published, and be dropped.
         """
         sides = [p for p in self._ends if self._scope.kind(p) in {"gaps", "dead"}]
         sides = [p for p in sides if p not in self._scope.of_others]
@@ -217,11 +201,8 @@ class Fold(Iterator[Folded]):
     def _require_visible(self) -> None:
         """Check that readers see the end of what each saved offset counts as published.
 
-        An end that is as it was saved proves nothing: a coordinator that has lost its decision, or
-        an operator, writes an abort marker at the very offset where the commit's was to be.
-
-        Raises:
-            MissingMarkerError: transactions that were answered as committed, and are not.
+        The end alone proves nothing: a coordinator that has lost its decision writes an abort
+        marker at the very offset where the commit's was to be.
         """
         lows = self._list("earliest") if self._written else {}
         last = {
@@ -263,9 +244,8 @@ class Fold(Iterator[Folded]):
     def _in_turn(self, unread: set[PartitionId]) -> list[set[PartitionId]]:
         """What is read together, in its order.
 
-        Skips before events: once the events above a skip have raised an aggregate's last version, a
-        skip below it cannot be distinguished from one that was filled since. Dead letters before
-        events: a late event is told from a rewritten one where the conflict is known.
+        Skips before events: a skip below an aggregate's last version looks like one that was filled
+        since. Dead letters before events: they tell a late event from a rewritten one.
         """
         gaps, dead = (
             {place for place in unread if self._scope.kind(place) == kind}
@@ -295,28 +275,3 @@ class Fold(Iterator[Folded]):
                     yield self._decoder.decode(kind, messages, dict(self.offsets))
         # past the markers of transactions that follow the last records
         self.offsets |= {place: self._ends[place] for place in places}
-
-
-def end_all(
-    clients: Clients,
-    places: list[PartitionId],
-    end_open: Callable[[set[PartitionId]], None],
-    meanwhile: Meanwhile,
-) -> None:
-    """Waits until no transaction is open before the ends of these partitions as they are now.
-
-    Args:
-        end_open: ends what the shard's own producer has open in partitions.
-
-    Raises:
-        SinkError: `sink.hanging_transaction`.
-    """
-    ends = list_offsets(clients, places, "latest")
-    held = open_below(clients, ends, MARKER_TIMEOUT, meanwhile)
-    if held:
-        end_open(set(held))
-        # the marker of what has ended it may be left out as well
-        ends |= list_offsets(clients, list(held), "latest")
-        held = open_below(clients, ends, _ENDED_WITHIN, meanwhile)
-    for place, stable in sorted(held.items()):
-        raise hanging(clients.sink, place, stable, ends[place], _ENDED_WITHIN)

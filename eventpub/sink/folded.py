@@ -18,8 +18,8 @@ from eventpub.admission.model import Shard, SkippedGap, topic_partition
 from eventpub.sink import records
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_conflict, read_gap
-from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, origin_of, other_publisher
+from eventpub.sink.records import PartitionId
 
 
 def _no_versions() -> npt.NDArray[np.int64]:
@@ -116,7 +116,6 @@ class Decoder:
         )
 
     def _content(self, kind: Kind, headers: Mapping[str, Any], message: Any) -> bytes | None:
-        """As of `records.contents_of`; None where it is not wanted, or not known."""
         if not self._scope.with_contents or (kind == "dead" and records.CONTENT not in headers):
             return None
         return records.content_of_record(headers, message.value())

@@ -161,11 +161,7 @@ def _unequal_partitions(sink: config.Sink, topic: str, count: int, partitions: i
 
 
 def _too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:
-    """The error of shards that have no partition.
-
-    Args:
-        partitions: of the topic; None: it is to be created.
-    """
+    """The error of shards that have no partition."""
     need = f"{shards} shards need at least {shards} partitions"
     if partitions is None:
         return SinkError(
@@ -255,7 +251,7 @@ def limits_of_age(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[
 
 
 def check_age(clients: Clients, oldest: int, now: int) -> None:
-    """Whether the topic takes and keeps events that are so old, as far as that may be read.
+    """Check that the topic takes and keeps events that are so old, as far as that may be read.
 
     Args:
         oldest: `create_time` of the oldest event that is to be published, µs.

@@ -1,24 +1,28 @@
-"""The topic of the markers that tell which batches are published: one partition for each id."""
+"""The topic of the markers that say which batches are published, and what follows from it.
+
+All markers of an id are in one partition. They also say where a task's rows are, so that what a
+broker has left open of a batch can be published again; see
+`missing_markers.Settling`.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
-from contextlib import closing
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 from eventpub.errors import SinkError
+from eventpub.sink.base import Refused
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
-from eventpub.sink.fold import end_all
+from eventpub.sink.fencing import end_all, hanging
 from eventpub.sink.layout import check_leaders
-from eventpub.sink.missing_markers import PartitionId, hanging
-from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.reading import iter_ranges
-from eventpub.sink.records import SOURCE, Header, Record
+from eventpub.sink.records import SOURCE, Header, PartitionId, Record
 from eventpub.sink.topics import create, list_offsets, open_below
-from eventpub.sink.transaction import Transactions
+from eventpub.sink.transaction import TransactionWriter
 
 _OPEN_FOR = 90.0
 """Seconds for which a transaction of another task may hide markers: longer than one may last."""
@@ -32,6 +36,56 @@ _PARTITIONS = 16
 Marker = tuple[str, dict[str, Any]]
 """Its key, ``<id>/<task>``, and what it says."""
 
+SAME_ROWS = (
+    "a repeated batch must have the same rows in the same tasks: use a replayable source, and start"
+    " the query with as many cores and partitions as before (with the source rate, set"
+    " numPartitions; after a shuffle, spark.sql.shuffle.partitions)"
+)
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """One task's part of a batch.
+
+    Attributes:
+        query: the query's id, as Spark keeps it in the checkpoint.
+        batch: the number of the batch, from 0.
+        task: the number of the task, from 0.
+        is_repeated: whether there may have been another attempt.
+        run: names this start of the query; "": a start always divides rows as the one before.
+    """
+
+    query: str
+    batch: int
+    task: int
+    is_repeated: bool = False
+    run: str = ""
+
+    def marker(self) -> dict[str, Any]:
+        """What is kept of its rows: whose they are, their digest and number, where they are, and
+        how many the broker has refused in a row up to the last."""
+        whose = {"query": self.query, "batch": self.batch, "run": self.run}
+        return {**whose, "digest": "", "rows": 0, "written": {}, "refused": 0}
+
+
+class Parts(Protocol):
+    """The rows of a task in parts, which may be read before all have come, and more than once."""
+
+    def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
+        """Per part the function that makes its records; refused rows are dead letters, without
+        their payload where the second argument is True."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is any."""
+
+    @property
+    def rows(self) -> int:
+        """How many have come."""
+
+    def digest(self) -> str:
+        """Hash of the set of rows, however they are divided; waits for the last row."""
+
 
 def place_of(markers: str, id_: str, partitions: int) -> PartitionId:
     """The partition that has the markers of an id."""
@@ -42,15 +96,21 @@ class Markers:
     """Those of one id.
 
     Args:
-        clients: of the cluster.
         id_: names what publishes.
         topic: made where it is missing.
         partitions: of it; None: it is missing.
+        after_query: the query whose id may be taken over; "": none.
     """
 
-    def __init__(self, clients: Clients, id_: str, topic: str, partitions: int | None) -> None:
-        self._clients = clients
-        self._id = id_
+    def __init__(
+        self,
+        clients: Clients,
+        id_: str,
+        topic: str,
+        partitions: int | None,
+        after_query: str = "",
+    ) -> None:
+        self._clients, self._id, self._after_query = clients, id_, after_query
         number = partitions or create(clients, [topic], _PARTITIONS, policy="compact")[topic]
         self.place = place_of(topic, id_, number)
 
@@ -63,7 +123,10 @@ class Markers:
         Raises:
             SinkError: sink.hanging_transaction, ….
         """
-        low, end, count = 0, self._stable_end(), _READ_AT_FIRST
+        end = list_offsets(self._clients, [self.place], "latest")[self.place]
+        for stable in open_below(self._clients, {self.place: end}, _OPEN_FOR).values():
+            raise hanging(self._clients.sink, self.place, stable, end, _OPEN_FOR)
+        low, count = 0, _READ_AT_FIRST
         while True:
             begin = max(low, end - count)
             try:
@@ -90,18 +153,6 @@ class Markers:
                 found.append((key, json.loads(message.value())))
         return found[::-1]
 
-    def _stable_end(self) -> int:
-        """The end of the markers, when no transaction is open before it."""
-        end = list_offsets(self._clients, [self.place], "latest")[self.place]
-        deadline = self._clients.clock.monotonic() + _OPEN_FOR
-        while True:
-            stable = list_offsets(self._clients, [self.place], "latest", committed=True)
-            if stable[self.place] >= end:
-                return end
-            if self._clients.clock.monotonic() > deadline:
-                raise hanging(self._clients.sink, self.place, stable[self.place], end, _OPEN_FOR)
-            self._clients.clock.sleep(0.02)
-
     def batch(self, markers: Mapping[int, Mapping[str, Any]]) -> Batch:
         """The markers of tasks, to be written."""
         now = int(self._clients.clock.time() * 1000)
@@ -111,8 +162,8 @@ class Markers:
         return Batch({}, [(self.place[0], record) for record in records])
 
     def check_leader(self) -> None:
-        """Whether the markers are all read: a leader that is cut off from the other brokers goes on
-        to answer, and does not have the last ones.
+        """Check that the markers are all read: a leader that is cut off from the other brokers goes
+        on to answer, and does not have the last ones.
 
         Raises:
             SinkError: as of `check_leaders`.
@@ -129,19 +180,85 @@ class Markers:
             tasks: at least as many as have written.
 
         Raises:
-            SinkError: as of `OwnedProducer.ready`, ….
+            SinkError: as of `TransactionWriter.ready`, ….
         """
+
+        def end_open(_: Any) -> None:
+            ends = list_offsets(self._clients, [self.place], "latest")
+            for number in ("owner", *range(tasks)):
+                with TransactionWriter(self._clients, self._id, number) as writer:
+                    writer.run_in_vain([self.place])
+                if not open_below(self._clients, ends, 0):
+                    return
+
         try:
-            end_all(self._clients, [self.place], lambda _: self._end_open(tasks), lambda: None)
+            end_all(self._clients, [self.place], end_open)
         except SinkError as error:
             if error.code != "sink.hanging_transaction":
                 raise
 
-    def _end_open(self, tasks: int) -> None:
-        ends = list_offsets(self._clients, [self.place], "latest")
-        for number in ("owner", *range(tasks)):
-            with closing(OwnedProducer(self._clients, self._id, number)) as owned:
-                owned.ready()
-                Transactions(self._clients, 1, owned).run_in_vain([self.place])
-            if not open_below(self._clients, ends, 0):
-                return
+    # -- what they say of a task ------------------------------------------------------------------
+
+    def own(self, numbered: Numbered, parts: Parts, markers: list[Marker]) -> dict[str, Any] | None:
+        """The marker of this task's rows; None: they were not published.
+
+        Raises:
+            SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
+                sink.markers_gone, sink.hanging_transaction, …
+        """
+        query, batch = numbered.query, numbered.batch
+        if numbered.is_repeated and batch and not markers and self._after_query != query:
+            self.refuse(
+                "sink.markers_gone",
+                f"batch {batch} of this query is to be published, and topic {self.place[0]} has no"
+                " marker of this id, so whether it was published before is unknown",
+                suggestion="if the option topic or id was changed: change it back, or start with a"
+                " new checkpoint. If the markers were deleted (their topic must be compacted only):"
+                f" check that no row of batch {batch} is on the topic, then set the option"
+                f' after_query to "{query}"',
+            )
+        for key, marker in markers:
+            owner, published = marker["query"], marker["batch"]
+            if owner != query and batch:
+                self.refuse(
+                    "sink.other_query",
+                    f"another publisher (query {owner}) has taken over this id; nothing was lost or"
+                    " repeated, and this one stops",
+                    suggestion="let only one publisher run for an id; or give this one another id",
+                )
+            if owner not in {query, self._after_query}:
+                self.refuse(
+                    "sink.other_query",
+                    f"query {owner} publishes with this id, and this query has another checkpoint:"
+                    " it would publish everything again",
+                    suggestion="start the query with its previous checkpoint; or give it another"
+                    f" id; or, if it replaces query {owner}, which must have stopped, set the"
+                    f' option after_query to "{owner}"',
+                )
+            if owner != query or published < batch:
+                return None
+            if published > batch:
+                self.refuse(
+                    "sink.checkpoint_behind",
+                    f"batch {batch} is to be published, but batch {published} of this query already"
+                    " was: its checkpoint is older than the topic; nothing was published",
+                    suggestion="if the checkpoint was restored from a backup: start with a new"
+                    f" checkpoint and the option after_query = {query}, from a source that begins"
+                    " with what is not on the topic. If a stalled attempt reports this, ignore it",
+                )
+            if key == f"{self._id}/{numbered.task}":
+                if marker["digest"] != parts.digest():
+                    self.refuse(
+                        "sink.batch_changed",
+                        f"batch {batch} is repeated, but task {numbered.task} has other rows"
+                        f" ({parts.rows}) than it published before ({marker.get('rows', 0)}): the"
+                        " source gives others, or divides them among another number of tasks",
+                        suggestion=SAME_ROWS,
+                    )
+                return marker
+        return None
+
+    def refuse(self, code: str, message: str, *, suggestion: str) -> NoReturn:
+        """Raise the error of an id of which nothing is published."""
+        where = f"option id = {self._id}, topic {self.place[0]}"
+        raise SinkError(code, message, where=where, suggestion=suggestion)

@@ -3,8 +3,7 @@
 A coordinator that finds a partition without a leader while it writes a transaction's markers takes
 the partition for deleted, leaves the marker out, and calls the transaction complete (Kafka 4.3.1:
 "Couldn't find leader endpoint for partitions … likely deleted already and hence can be skipped").
-A broker that is killed and comes back within its session's time-out may do so with any transaction
-that was just being committed. Its records then belong to whatever transaction the same producer
+Its records then belong to whatever transaction the same producer
 ends there next: readers wait until then, and see the records, or not, by *that* outcome.
 
 So, before anything else is published to such a partition: a transaction of ours is ended there by
@@ -17,23 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from eventpub import config
 from eventpub.admission import SkippedGap
 from eventpub.errors import SinkError
 from eventpub.sink import records
-from eventpub.sink.client import Clients
+from eventpub.sink.batch import Batch
+from eventpub.sink.client import Clients, log
 from eventpub.sink.encoder import CloudEvents, read_gap
 from eventpub.sink.layout import tail_gone
 from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
+from eventpub.sink.records import PartitionId, Written
 from eventpub.sink.topics import list_offsets
+from eventpub.sink.transaction import PROBE, TransactionWriter
 
-PartitionId = tuple[str, int]
-"""A topic and the number of one of its partitions."""
-Written = tuple[int, int]
-"""The first offset that one transaction has written to a partition, and the next after its last."""
+if TYPE_CHECKING:
+    from eventpub.sink.markers import Markers
 
 
 class MissingMarkerError(Exception):
@@ -46,67 +46,6 @@ class MissingMarkerError(Exception):
     def __init__(self, written: Mapping[PartitionId, Written]) -> None:
         super().__init__(f"committed, but not visible: {dict(written)}")
         self.written = dict(written)
-
-
-def hanging(
-    sink: config.Sink, place: PartitionId, stable: int, end: int, seconds: float
-) -> SinkError:
-    """What holds a partition, and how an operator ends it.
-
-    Args:
-        stable: the last stable offset.
-        end: what could not be reached.
-        seconds: for how long.
-    """
-    topic, partition = place
-    tool = f"kafka-transactions.sh --bootstrap-server {sink.bootstrap_servers}"
-    return SinkError(
-        "sink.hanging_transaction",
-        f"an open transaction holds {topic}[{partition}]: last stable offset {stable},"
-        f" high watermark {end}, no progress for {seconds:.0f} s",
-        where=f"topic {topic}",
-        suggestion="make sure its producer is no longer running, since an abort discards its"
-        f" records: {tool} find-hanging --topic {topic} --partition {partition}; then {tool}"
-        f" abort --topic {topic} --partition {partition} --start-offset {stable}",
-        retriable=True,
-    )
-
-
-def require_none_left_open(clients: Clients, app_id: str, places: Collection[PartitionId]) -> None:
-    """Check that no transaction of an id is open in partitions, when its producers are fenced.
-
-    Else its records would be visible, or not, by the outcome of whatever is written there next.
-
-    Raises:
-        SinkError: `sink.hanging_transaction`, or as `check_topics`.
-    """
-    if not places:
-        return
-    ends = list_offsets(clients, [*places], "latest")
-    began = clients.clock.monotonic()
-    while True:
-        stable = list_offsets(clients, [*places], "latest", committed=True)
-        held = [place for place in places if stable[place] < ends[place]]
-        seconds = clients.clock.monotonic() - began
-        if not held:
-            return
-        if seconds > MARKER_TIMEOUT:
-            for place in held:
-                if is_held_by(clients, app_id, place, stable[place], ends[place]):
-                    raise hanging(clients.sink, place, stable[place], ends[place], seconds)
-            return
-        clients.clock.sleep(0.02)
-
-
-def is_held_by(clients: Clients, app_id: str, place: PartitionId, stable: int, end: int) -> bool:
-    """Whether the open transaction that holds a partition is one of this id.
-
-    Args:
-        stable: the last stable offset, where that transaction begins.
-        end: the high watermark.
-    """
-    first = next(iter_ranges(clients, {place: (stable, end)}, committed=False, few=True), None)
-    return first is not None and records.is_ours(dict(first.headers() or ()), {app_id})
 
 
 def lost_records(
@@ -152,13 +91,8 @@ def lost_records(
 class _Visible:
     """What readers have of our records, or will have when what was lost is published again.
 
-    A record may be lost more than once: as it was written, and as it was published again by whoever
-    had to restore it and was cut off, or had not known of it. And it need not be there as it was:
-    where another owner of the shard, which has not known of the lost transaction, has come in
-    between, it has decided again on the same rows.
-
-    Args:
-        messages: our records that readers see.
+    A record may be lost more than once: also as it was published again. And it need not be there as
+    it was: an owner that did not know of the lost transaction has decided again on the same rows.
     """
 
     def __init__(self, sink: config.Sink, messages: Iterable[Any]) -> None:
@@ -236,3 +170,164 @@ def again(message: Any) -> records.Record:
     """The record that a message was."""
     place, (_, created) = message.partition(), message.timestamp()
     return records.Record(message.key(), message.value(), place, created, message.headers() or [])
+
+
+def note_written(written: dict[str, Any], batch: Batch) -> None:
+    """Add what was delivered of a batch."""
+    for (topic, partition), reports in batch.reports.items():
+        if reports.first is None:
+            continue
+        first, end = reports.first.offset(), reports.last.offset() + 1
+        before = written.setdefault(topic, {}).get(str(partition), [first, end, 0])
+        count = before[2] + reports.count + reports.between
+        written[topic][str(partition)] = [min(first, before[0]), end, count]
+
+
+@dataclass(frozen=True)
+class _Span:
+    task: int
+    place: PartitionId
+    first: int
+    end: int
+    count: int
+
+
+def _spans(published: Mapping[int, dict[str, Any]]) -> Iterator[_Span]:
+    for task, marker in published.items():
+        for topic, by_partition in marker["written"].items():
+            for partition, (first, end, count) in by_partition.items():
+                yield _Span(task, (topic, int(partition)), first, end, count)
+
+
+class Settling:
+    """Publishes again what tasks of a numbered sink have committed, and a broker has left open.
+
+    Their rows need not say whose they are: the markers say which offsets they have, and how many
+    they are. Spark's driver does it when none of the tasks runs, before a batch counts as done.
+
+    Args:
+        published: the marker of each task that has rows.
+        repeated: the tasks that had published before; the start before may have ended here.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        id_: str,
+        markers: Markers,
+        published: Mapping[int, dict[str, Any]],
+        repeated: Collection[int],
+    ) -> None:
+        self._clients, self._id, self._markers = clients, id_, markers
+        self._published, self._repeated = dict(published), {*repeated}
+
+    def run(self) -> None:
+        """Until all is visible.
+
+        Raises:
+            SinkError: sink.not_visible, sink.unreachable, ….
+        """
+        while True:
+            held = self._left_open()
+            doubtful = {span.task for span in held} | self._repeated
+            spans = [span for span in _spans(self._published) if span.task in doubtful]
+            if not (hidden := [span for span in spans if not self._is_visible(span)]):
+                return
+            places = sorted({span.place for span in hidden})
+            log.warning(
+                "republishing committed records that the broker left open or discarded: %s", places
+            )
+            self._publish_again(hidden)
+
+    def _left_open(self) -> list[_Span]:
+        """What was left open, and is ended now."""
+        spans = [*_spans(self._published)]
+        places = sorted({span.place for span in spans})
+        deadline = self._clients.clock.monotonic() + MARKER_TIMEOUT
+        while places:
+            stable = list_offsets(self._clients, places, "latest", committed=True)
+            # what is open where others' began before cannot be told
+            places = sorted({s.place for s in spans if stable[s.place] == s.first})
+            if places and self._clients.clock.monotonic() > deadline:
+                break
+            self._clients.clock.sleep(0.02 if places else 0)
+        held = [s for s in spans if s.place in places and s.end > stable[s.place]]
+        for task in sorted({span.task for span in held}):
+            with TransactionWriter(self._clients, self._id, task) as writer:
+                writer.run_in_vain([span.place for span in held if span.task == task])
+        return held
+
+    def _is_visible(self, span: _Span) -> bool:
+        """Whether its last record is, or is not there any more; waits for what others have open.
+
+        An account that may not read the topic is believed that it is.
+        """
+        low = list_offsets(self._clients, [span.place], "earliest")[span.place]
+        last = {span.place: (span.end - 1, span.end)}
+        if low >= span.end:
+            return True
+        try:
+            return any(iter_ranges(self._clients, last, committed=True, few=True)) or not any(
+                iter_ranges(self._clients, last, committed=False, few=True)
+            )
+        except SinkError as error:
+            if error.code != "sink.not_authorized":
+                raise
+            log.warning("cannot check what was published: %s", error)
+            return True
+
+    def _publish_again(self, hidden: list[_Span]) -> None:
+        """In one transaction, with the markers, which say where it is from then on."""
+        at_markers = self._markers.place[0]
+        places = {span.place for span in hidden if span.place[0] != at_markers}
+        lost = [
+            (message.topic(), again(message))
+            for place in sorted(places)
+            for message in self._lost([span for span in hidden if span.place == place])
+        ]
+        tasks = sorted({span.task for span in hidden})
+        for task in tasks:
+            marker = self._published[task]
+            written: dict[str, Any] = {}
+            for topic, by_partition in marker["written"].items():
+                rest = {n: at for n, at in by_partition.items() if (topic, int(n)) not in places}
+                written |= {topic: rest} if topic != at_markers else {}
+            self._published[task] = {**marker, "written": written}
+
+        def parts() -> Iterator[Batch]:
+            rows = Batch({}, lost)
+            yield rows
+            note_written(self._published[tasks[0]]["written"], rows)
+            markers = self._markers.batch({task: self._published[task] for task in tasks})
+            yield markers
+            for task in tasks:
+                note_written(self._published[task]["written"], markers)
+
+        with TransactionWriter(self._clients, self._id, tasks[0]) as writer:
+            writer.run(parts())
+
+    def _lost(self, spans: list[_Span]) -> list[Any]:
+        """The records of a partition that are not visible."""
+        place = spans[0].place
+        ranges = {place: (min(s.first for s in spans), max(s.end for s in spans))}
+        seen = {m.offset() for m in iter_ranges(self._clients, ranges, committed=True)}
+        every = iter_ranges(self._clients, ranges, committed=False)
+        own = (m for m in every if any(s.first <= m.offset() < s.end for s in spans))
+        lost = [
+            message
+            for message in own
+            if message.offset() not in seen and PROBE[0] not in dict(message.headers() or ())
+        ]
+        expected = sum(span.count for span in spans)
+        if len(lost) == expected:
+            return lost
+        raise SinkError(
+            "sink.not_visible",
+            f"{place[0]}[{place[1]}] has {expected} records between offsets {ranges[place][0]} and"
+            f" {ranges[place][1]} that were committed, and that a broker has left open or discarded"
+            f" all the same; {len(lost)} are not visible there, so some are of other transactions",
+            where=f"topic {place[0]}",
+            suggestion="read these offsets with isolation.level = read_uncommitted, and publish"
+            " what belongs to the batch; then start with a new checkpoint and the option"
+            " after_query, from a source that begins with what is not on the topic",
+        )

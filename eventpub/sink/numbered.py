@@ -1,8 +1,7 @@
 """Batches with numbers, each published once by any of the tasks that Spark may run for it.
 
-A task publishes its rows in one transaction, with a marker on a compacted topic, under the key
-``<id>/<task>``; see `_marker`. A task that finds the marker of its batch has been run
-before. What must hold:
+A task publishes its rows in one transaction, with a marker on a compacted topic under the key
+``<id>/<task>``. A task that finds the marker of its batch has been run before. What must hold:
 
 - a task fences every older attempt (its transactional id is that of its number) before it reads the
   markers, and so nothing can be added between reading and publishing;
@@ -10,9 +9,9 @@ before. What must hold:
 - all markers of an id are in one partition: the last one says which query owns the id. A query with
   another checkpoint counts its batches from 0 again, and would publish everything twice, so it is
   refused unless it names the query that it follows;
-- where a query that was started again repeats a batch which some tasks have published, the others
-  publish when each of those has found that its rows are the same: rows may be divided among another
-  number of tasks, which Spark does not tell.
+- where a restarted query repeats a batch which some tasks have published, the others publish when
+  each of those has found that its rows are the same: rows may be divided among another number of
+  tasks, which Spark does not tell.
 
 Spark runs the tasks of a batch when all of the batch before are done. So the markers of a query are
 in the order of its batches, and a task reads back only as far as those of the batch before.
@@ -20,38 +19,34 @@ in the order of its batches, and a task reads back only as far as those of the b
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.failpoint import failpoint
-from eventpub.sink.base import no_crash
+from eventpub.sink import faults
+from eventpub.sink.base import REDO, RecordRefusedError, Refusals
 from eventpub.sink.batch import Batch
-from eventpub.sink.client import Clients
-from eventpub.sink.left_open import Settling, Written, end_own, note_written
-from eventpub.sink.markers import Marker, Markers
-from eventpub.sink.missing_markers import PartitionId, require_none_left_open
-from eventpub.sink.owned_producer import Caution, OwnedProducer, fence_all
-from eventpub.sink.refusals import RecordRefusedError, Refusals, Refused
-from eventpub.sink.refusing import Numbered, Refusing
-from eventpub.sink.topics import partition_counts
-from eventpub.sink.transaction import Transactions
+from eventpub.sink.client import Clients, log
+from eventpub.sink.fencing import fence_all, require_none_left_open
+from eventpub.sink.markers import (
+    SAME_ROWS,
+    Marker,
+    Markers,
+    Numbered,
+    Parts,
+)
+from eventpub.sink.missing_markers import Settling, note_written
+from eventpub.sink.reading import MARKER_TIMEOUT
+from eventpub.sink.records import PartitionId
+from eventpub.sink.topics import list_offsets, open_below, partition_counts
+from eventpub.sink.transaction import TransactionWriter
 from eventpub.times import Patience
 
-_REDO = {
-    "sink.aborted",
-    "sink.delivery_lost",
-    "sink.fatal",
-    "sink.fenced",
-    "sink.indefinite",
-    "sink.own_request_late",
-    "sink.transaction_expired",
-}
+_REDO = REDO | {"sink.fenced", "sink.own_request_late", "sink.transaction_expired"}
 _MOST_REDOS = 8
 
 _CONFIRMED_WITHIN = 300.0
@@ -60,27 +55,6 @@ _CONFIRMED_WITHIN = 300.0
 _ENDED_WITHIN = 3.0
 """Seconds in which Spark ends a process whose rows it has cut off; it must not take over again."""
 
-log = logging.getLogger("eventpub.sink")
-
-
-class Parts(Protocol):
-    """The rows of a task in parts, which may be read before all have come, and more than once."""
-
-    def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
-        """Per part the function that makes its records; refused rows are dead letters, without
-        their payload where the second argument is True."""
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether there is any."""
-
-    @property
-    def rows(self) -> int:
-        """How many have come."""
-
-    def digest(self) -> str:
-        """Hash of the set of rows, however they are divided; waits for the last row."""
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -88,11 +62,25 @@ class Outcome:
 
     Attributes:
         is_new: whether this attempt has published them.
-        marker: as of `_marker`; None: there are no rows.
+        marker: as of `Numbered.marker`; None: there are no rows.
     """
 
     is_new: bool
     marker: dict[str, Any] | None
+
+
+class _Attempts:
+    """What the attempts to publish a task's rows have found out so far.
+
+    Attributes:
+        left_open: where the next one ends what former tasks of this number have left open.
+        ended: where that was done.
+    """
+
+    def __init__(self) -> None:
+        self.refusals = Refusals()
+        self.left_open: set[PartitionId] = set()
+        self.ended: set[PartitionId] = set()
 
 
 def markers_of(sink: config.Sink) -> str:
@@ -103,8 +91,7 @@ def markers_of(sink: config.Sink) -> str:
 def require_owner(clients: Clients, id_: str, owner: str) -> None:
     """Check that no query has taken an id over from a publisher that does without markers.
 
-    To be called when the publisher has fenced its predecessors: what takes over later
-    fences it.
+    To be called when the publisher has fenced its predecessors: what takes over later fences it.
 
     Args:
         owner: what the publisher has called itself in `NumberedSink.take`.
@@ -133,8 +120,7 @@ class NumberedSink:
         id_: names what publishes; a part of the transactional ids.
         after_query: the query whose id may be taken over; "": none.
         reads_back: whether a new checkpoint publishes again what is not visible. Then a task fails
-            where the broker has left a transaction open; see `missing_markers`. Else `left_open`
-            publishes it again.
+            where the broker has left a transaction open. Else `settle` publishes it again.
     """
 
     def __init__(
@@ -144,7 +130,6 @@ class NumberedSink:
         self._id = id_
         self._after_query = after_query
         self._reads_back = reads_back
-        self._errors = Refusing(id_, clients.sink, markers_of(clients.sink))
 
     @cached_property
     def partitions(self) -> dict[str, int]:
@@ -154,7 +139,9 @@ class NumberedSink:
     @cached_property
     def markers(self) -> Markers:
         topic = markers_of(self._sink)
-        return Markers(self._clients, self._id, topic, self.partitions.get(topic))
+        return Markers(
+            self._clients, self._id, topic, self.partitions.get(topic), self._after_query
+        )
 
     def publish(self, numbered: Numbered, parts: Parts) -> Outcome:
         """Publish one task's rows, unless that was done before.
@@ -167,22 +154,22 @@ class NumberedSink:
                 sink.markers_gone, sink.too_many_refused, sink.rows_cut_off, sink.unreachable,
                 sink.hanging_transaction, …. Nothing was published, or the markers tell that it was.
         """
-        refusals, redos = Refusals(), 0
+        attempts, redos = _Attempts(), 0
         what = f"publishing batch {numbered.batch}, task {numbered.task}"
         patience = Patience(what, self._clients.clock)
         while True:
             try:
-                return self._try(numbered, parts, refusals)
+                return self._try(numbered, parts, attempts)
             except RecordRefusedError as refusal:
-                if not refusals.take(refusal):
+                if not attempts.refusals.take(refusal):
                     raise
-                if refusals.in_a_row()[0] > self._sink.dead_limit:
-                    raise self._errors.too_many(refusal.reason) from refusal
+                if attempts.refusals.in_a_row()[0] > self._sink.dead_limit:
+                    raise _too_many_refused(self._sink, refusal.reason) from refusal
             except SinkError as error:
                 if error.code == "sink.rows_cut_off":
                     self._clients.clock.sleep(_ENDED_WITHIN)
                     raise
-                redos += error.code in _REDO
+                redos += error.code in _REDO and not attempts.left_open
                 is_passing = error.retriable and error.code != "sink.hanging_transaction"
                 if redos == _MOST_REDOS or not (error.code in _REDO or is_passing):
                     raise
@@ -198,17 +185,14 @@ class NumberedSink:
         Raises:
             SinkError: as of `publish`.
         """
-        with closing(OwnedProducer(self._clients, self._id, "owner")) as owned:
-            owned.ready()
-            transactions = Transactions(self._clients, 1, owned)
-            marker = _marker(Numbered(query, -1, -1))
-            transactions.run([self.markers.batch({-1: marker})], no_crash)
+        with self._writer("owner") as writer:
+            writer.run([self.markers.batch({-1: Numbered(query, -1, -1).marker()})])
         # only now: an attempt that has begun before has read the markers, and is fenced
         fence_all(self._clients, self._id, tasks)
         self.markers.end_left_open(tasks)
 
     def settle(self, published: dict[int, dict[str, Any]], repeated: Collection[int]) -> None:
-        """Publish again what was committed, and a broker has left open; see `left_open`.
+        """Publish again what was committed, and a broker has left open; see `Settling`.
 
         Args:
             published: the marker of each task of a batch that has rows.
@@ -233,76 +217,6 @@ class NumberedSink:
                 has_failed = True
                 patience.wait(error)
 
-    def _try(self, numbered: Numbered, parts: Parts, refusals: Refusals) -> Outcome:
-        number, before = numbered.task, (numbered.query, numbered.batch)
-        if numbered.batch == 0:  # before any producer of another query is fenced
-            self._own_marker(numbered, parts, self.markers.back_to(*before))
-        if numbered.is_repeated and parts.has_rows and not self._reads_back:
-            self._end_left_open(number)
-        with closing(OwnedProducer(self._clients, self._id, number)) as owned:
-            owned.ready()
-            failpoint("after_take")
-            if numbered.is_repeated:
-                self.markers.check_leader()
-            markers = self.markers.back_to(*before)
-            partitions = self.partitions.get(self._sink.topic, 0)
-            transactions = Transactions(self._clients, partitions or 1, owned)
-            marker = self._own_marker(numbered, parts, markers)
-            if marker is not None:
-                if marker.get("run") != numbered.run:
-                    marker["run"] = numbered.run
-                    transactions.run([self.markers.batch({number: marker})], no_crash)
-                return Outcome(False, marker)
-            # the first marker also says who owns the id from now on
-            if not parts.has_rows and (numbered.batch or number):
-                return Outcome(False, None)
-            if numbered.run:
-                self._wait_for_confirmed(numbered, markers)
-            mine = (m["refused"] for key, m in markers if key == f"{self._id}/{number}")
-            refusals.before = next(mine, 0)
-            marker = _marker(numbered)
-            batches = self._batches(marker, parts, refusals, numbered, owned.caution)
-            transactions.run(batches, failpoint)
-        return Outcome(True, marker)
-
-    def _end_left_open(self, number: int) -> None:
-        """End what a former attempt of a task has left open, by a producer that does nothing else:
-        an abort may leave a doubt."""
-        topics = {t: self.partitions.get(t, 0) for t in self._sink.topics}
-        with closing(OwnedProducer(self._clients, self._id, number)) as owned:
-            owned.ready()
-            places = [(topic, n) for topic, count in topics.items() for n in range(count)]
-            end_own(self._clients, Transactions(self._clients, 1, owned), places)
-
-    def _batches(
-        self,
-        marker: dict[str, Any],
-        parts: Parts,
-        refusals: Refusals,
-        numbered: Numbered,
-        caution: Caution,
-    ) -> Iterator[Batch]:
-        """What the transaction holds: the records of each part, and the marker."""
-        checked = set[PartitionId]()
-        written: Written = {}
-        for number, make in enumerate(parts):
-            batch = make(refusals.begin(number), caution.reduces_dead)
-            refusals.made({topic: len(of.partitions) for topic, of in batch.events.items()})
-            if self._reads_back:
-                # not of the side topics, where another task may have one open for good reason
-                own = {place for place in batch.places if place[0] == self._sink.topic}
-                require_none_left_open(self._clients, self._id, own - checked)
-                checked |= own
-            yield batch
-            if not self._reads_back:
-                note_written(written, batch)
-        digest, rows = parts.digest(), parts.rows
-        marker |= {"digest": digest, "rows": rows, "written": written}
-        marker["refused"] = refusals.in_a_row()[1]
-        last = self.markers.batch({numbered.task: marker})
-        yield last
-        note_written(written, last)
-
     def published_tasks(self, query: str, batch: int) -> set[int]:
         """The tasks whose part of the last batch that was begun is published.
 
@@ -316,41 +230,89 @@ class NumberedSink:
         found = self.markers.back_to("", 1 << 62)
         return (found[0][1]["query"], found[0][1]["batch"]) if found else None
 
-    # -- what was published -----------------------------------------------------------------------
+    def _writer(self, number: int | str) -> TransactionWriter:
+        return TransactionWriter(self._clients, self._id, number)
 
-    def _own_marker(
-        self, numbered: Numbered, parts: Parts, markers: list[Marker]
-    ) -> dict[str, Any] | None:
-        """The marker of this task's rows; None: they were not published.
+    def _try(self, numbered: Numbered, parts: Parts, attempts: _Attempts) -> Outcome:
+        number, before = numbered.task, (numbered.query, numbered.batch)
+        if numbered.batch == 0:  # before any producer of another query is fenced
+            self.markers.own(numbered, parts, self.markers.back_to(*before))
+        if attempts.left_open:
+            with self._writer(number) as writer:  # for nothing else: an abort may leave a doubt
+                writer.run_in_vain(attempts.left_open)
+            attempts.ended |= attempts.left_open
+            attempts.left_open = set()
+        with self._writer(number) as writer:
+            failpoint("after_take")
+            if numbered.is_repeated:
+                self.markers.check_leader()
+            markers = self.markers.back_to(*before)
+            marker = self.markers.own(numbered, parts, markers)
+            if marker is not None:
+                if marker.get("run") != numbered.run:
+                    marker["run"] = numbered.run
+                    writer.run([self.markers.batch({number: marker})])
+                return Outcome(False, marker)
+            # the first marker also says who owns the id from now on
+            if not parts.has_rows and (numbered.batch or number):
+                return Outcome(False, None)
+            if numbered.run:
+                self._wait_for_confirmed(numbered, markers)
+            mine = (m["refused"] for key, m in markers if key == f"{self._id}/{number}")
+            attempts.refusals.before = next(mine, 0)
+            marker = numbered.marker()
+            reduced = writer.caution.reduces_dead
+            writer.run(self._batches(marker, parts, attempts, numbered, reduced), failpoint)
+        return Outcome(True, marker)
 
-        Raises:
-            SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
-                sink.markers_gone, sink.hanging_transaction, …
+    def _batches(
+        self,
+        marker: dict[str, Any],
+        parts: Parts,
+        attempts: _Attempts,
+        numbered: Numbered,
+        reduced: bool,
+    ) -> Iterator[Batch]:
+        """What the transaction holds: the records of each part, and the marker."""
+        refusals, checked = attempts.refusals, set[PartitionId]()
+        written: dict[str, Any] = {}
+        for number, make in enumerate(parts):
+            batch = make(refusals.begin(number), reduced)
+            refusals.made({topic: len(of.partitions) for topic, of in batch.events.items()})
+            if self._reads_back:
+                # not of the side topics, where another task may have one open for good reason
+                own = {place for place in batch.places if place[0] == self._sink.topic} - checked
+                if own:
+                    require_none_left_open(self._clients, self._id, own)
+                checked |= own
+            elif numbered.is_repeated and (new := batch.places - checked - attempts.ended):
+                checked |= new
+                self._require_ended(new, attempts)
+            yield batch
+            if not self._reads_back:
+                note_written(written, batch)
+        digest, rows = parts.digest(), parts.rows
+        marker |= {"digest": digest, "rows": rows, "written": written}
+        marker["refused"] = refusals.in_a_row()[1]
+        last = self.markers.batch({numbered.task: marker})
+        yield last
+        note_written(written, last)
+
+    def _require_ended(self, places: set[PartitionId], attempts: _Attempts) -> None:
+        """Check that no former attempt may have something open where this one is to write.
+
+        What is open may be another task's: ending it here, once, does nothing then.
         """
-        is_unknown = numbered.is_repeated and numbered.batch and not markers
-        if is_unknown and self._after_query != numbered.query:
-            raise self._errors.markers_gone(numbered)
-        for key, marker in markers:
-            if marker["query"] != numbered.query:
-                if numbered.batch or marker["query"] != self._after_query:
-                    raise self._errors.other_query(numbered, marker["query"])
-                return None
-            if marker["batch"] > numbered.batch:
-                raise self._errors.behind(numbered, marker["batch"])
-            if marker["batch"] < numbered.batch:
-                return None
-            if key == f"{self._id}/{numbered.task}":
-                if marker["digest"] != parts.digest():
-                    raise self._errors.changed(numbered, marker.get("rows", 0), parts.rows)
-                return marker
-        return None
+        topics = {topic for topic, _ in places}
+        everywhere = [(t, n) for t in topics for n in range(self.partitions.get(t, 0))]
+        ends = list_offsets(self._clients, everywhere, "latest") if everywhere else {}
+        held = open_below(self._clients, ends, MARKER_TIMEOUT)
+        attempts.left_open = {*held} - attempts.ended
+        if attempts.left_open:
+            raise faults.aborted(None, self._sink)
 
     def _wait_for_confirmed(self, numbered: Numbered, markers: list[Marker]) -> None:
-        """Until each task that an earlier run has published has found the same rows in this one.
-
-        Raises:
-            SinkError: sink.batch_changed: one has not.
-        """
+        """Wait until each task that an earlier run has published has found the same rows."""
         began = self._clients.clock.monotonic()
         query, batch = numbered.query, numbered.batch
         while True:
@@ -359,23 +321,18 @@ class NumberedSink:
                 return
             waited = self._clients.clock.monotonic() - began
             if not waited:
-                log.warning(
-                    "batch %d is repeated; waiting until tasks %s, published by an"
-                    " earlier run, have confirmed their rows",
-                    batch,
-                    waiting,
-                )
+                log.warning("batch %d is repeated; waiting for tasks %s", batch, waiting)
             if waited > _CONFIRMED_WITHIN:
-                raise self._errors.unconfirmed(numbered, waiting, waited)
+                self.markers.refuse(
+                    "sink.batch_changed",
+                    f"batch {batch} is repeated, and an earlier start of the query has published"
+                    f" its tasks {', '.join(map(str, waiting))}, which have not come again within"
+                    f" {waited:.0f} s: there are fewer tasks, or fewer cores, than before; nothing"
+                    " more was published",
+                    suggestion=SAME_ROWS,
+                )
             self._clients.clock.sleep(0.2)
             markers = self.markers.back_to(query, batch)
-
-
-def _marker(numbered: Numbered) -> dict[str, Any]:
-    """What is kept of a task's rows: whose they are, their digest and number, where they are
-    (`left_open.Written`), and how many the broker has refused in a row up to the last."""
-    whose = {"query": numbered.query, "batch": numbered.batch, "run": numbered.run}
-    return {**whose, "digest": "", "rows": 0, "written": {}, "refused": 0}
 
 
 def _of_batch(markers: list[Marker], query: str, batch: int) -> dict[int, dict[str, Any]]:
@@ -385,3 +342,14 @@ def _of_batch(markers: list[Marker], query: str, batch: int) -> dict[int, dict[s
         if (marker["query"], marker["batch"]) == (query, batch):
             found.setdefault(int(key.rpartition("/")[2]), marker)
     return found
+
+
+def _too_many_refused(sink: config.Sink, reason: str) -> SinkError:
+    return SinkError(
+        "sink.too_many_refused",
+        f"the broker refuses more than {sink.dead_limit} rows of a task in a row: {reason}",
+        where=f"topic {sink.topic}",
+        suggestion="if the topic's or the client's limits are too low, raise them"
+        " (max.message.bytes; the option kafka.message.max.bytes); if these rows should become"
+        " dead letters, raise the option dead_limit. Nothing of them was published",
+    )

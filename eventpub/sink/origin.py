@@ -16,11 +16,10 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import faults, records, topics
 from eventpub.sink.client import Clients
-from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.reading import iter_ranges
+from eventpub.sink.records import PartitionId
 
 Origin = Literal["own", "other_publisher", "unrecognised"]
-"""Ours; of another publisher; of anybody else."""
 
 _SHAPE = (records.SOURCE, "ce_specversion", "ce_type", records.TIME)
 _SAMPLE = 50
@@ -29,7 +28,6 @@ _LONGEST = 5.0
 """Seconds that a sample may take."""
 _MOST_BETWEEN = 200
 """Offsets that are read of a partition by `check_between`."""
-
 
 Sources = frozenset[str]
 """Application ids, as `ce_source` has them: this publisher's, and those that it had before."""
@@ -72,22 +70,23 @@ def check_sample(clients: Clients, sources: Sources) -> None:
     Raises:
         SinkError: `sink.other_publisher`.
     """
-    for ranges in _both_ends(clients, [clients.sink.topic]):
+    whole = _whole(clients, [clients.sink.topic])
+    first = {p: (low, min(low + _SAMPLE, end)) for p, (low, end) in whole.items()}
+    last = {p: (max(first[p][1], end - _SAMPLE), end) for p, (_, end) in whole.items()}
+    for ranges in (first, last):
         _check(clients, sources, ranges)
 
 
 def has_written(clients: Clients, sources: Sources, names: Iterable[str] = ()) -> bool:
-    """Whether there are records of this publisher; the ends of the partitions are read first.
+    """Whether there are records of this publisher.
 
     Args:
         names: of the topics; by default the topic of the events.
     """
-    first, last = _both_ends(clients, names or [clients.sink.topic]) or ({}, {})
-    between = {place: (first[place][1], last[place][0]) for place in first}  # others write there
+    ranges = _whole(clients, names or [clients.sink.topic])
     return any(
-        origin_of(message, dict(message.headers() or ()), sources) == "own"
-        for ranges in (first, last, between)
-        for message in iter_ranges(clients, ranges, committed=True, few=ranges is not between)
+        records.is_ours(dict(message.headers() or ()), sources)
+        for message in iter_ranges(clients, ranges, committed=True)
     )
 
 
@@ -99,22 +98,18 @@ def check_sides(clients: Clients, sources: Sources) -> None:
         SinkError: `sink.side_topics_left`.
     """
     topic, *sides = clients.sink.topics
-    is_new = not any(end for ends in _both_ends(clients, [topic]) for _, end in ends.values())
+    is_new = not any(end for _, end in _whole(clients, [topic]).values())
     if is_new and has_written(clients, sources, sides):
         raise faults.sides_left(clients.sink)
 
 
-def _both_ends(clients: Clients, names: Iterable[str]) -> list[dict[PartitionId, tuple[int, int]]]:
-    """The first offsets of each partition of some topics, and the last."""
+def _whole(clients: Clients, names: Iterable[str]) -> dict[PartitionId, tuple[int, int]]:
+    """What readers see of some topics, as far as these are there."""
     counts = topics.partition_counts(clients)
     places = [(name, number) for name in names for number in range(counts.get(name, 0))]
-    if not places:
-        return []
     lows = topics.list_offsets(clients, places, "earliest")
     ends = topics.list_offsets(clients, places, "latest", committed=True)
-    first = {p: (lows[p], min(lows[p] + _SAMPLE, ends[p])) for p in places}
-    last = {p: (max(first[p][1], ends[p] - _SAMPLE), ends[p]) for p in places}
-    return [first, last]
+    return {place: (lows[place], ends[place]) for place in places}
 
 
 def check_between(
@@ -132,15 +127,9 @@ def check_between(
     """
     own = {p: r for p, r in ranges.items() if p[0] == clients.sink.topic}
     lows = topics.list_offsets(clients, list(own), "earliest")
-    _check(
-        clients,
-        sources,
-        {
-            place: (max(at, lows[place]), min(end, max(at, lows[place]) + _MOST_BETWEEN))
-            for place, (at, end) in own.items()
-        },
-        committed=False,
-    )
+    began = {place: max(at, lows[place]) for place, (at, _) in own.items()}
+    some = {place: (at, min(own[place][1], at + _MOST_BETWEEN)) for place, at in began.items()}
+    _check(clients, sources, some, committed=False)
 
 
 def first_own(

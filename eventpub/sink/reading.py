@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import Any, TypeAlias
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -17,8 +17,7 @@ from eventpub.sink import client, faults, records
 from eventpub.sink.client import Clients
 from eventpub.sink.topics import Meanwhile, list_offsets, open_below
 
-Place: TypeAlias = tuple[str, int]
-"""A topic and a partition."""
+Place = records.PartitionId
 MARKER_TIMEOUT = 2.0
 """Seconds that a marker may come after the answer that its transaction is over."""
 _FEW = 50
@@ -216,8 +215,8 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     app_ids: Collection[str],
     meanwhile: Meanwhile,
 ) -> bool | None:
-    """Whether it does, committed; None: that cannot be known, since retention has removed a part of
-    the range, or an open transaction of another producer keeps it from readers.
+    """Whether an event is committed in some offsets; None: unknown, since retention has removed a
+    part of them, or an open transaction of another producer hides them.
 
     Args:
         offsets: the first and the next after the last.

@@ -37,6 +37,10 @@ import pyarrow.compute as pc
 from eventpub.admission.model import topic_partitions
 
 Header: TypeAlias = tuple[str, str | bytes | None]
+PartitionId: TypeAlias = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+Written: TypeAlias = tuple[int, int]
+"""The first offset that one transaction has written to a partition, and the next after its last."""
 
 SEQUENCE = "ce_sequence"
 TIME = "ce_time"
@@ -205,11 +209,22 @@ def _text(value: Any) -> str:
 class Columns:
     """Events as columns, ready for a tight loop: the i-th of each makes the i-th record."""
 
-    keys: list[str]
+    keys: Sequence[str | bytes | None]
     values: list[bytes | None]
     partitions: npt.NDArray[np.int32]
     timestamps: list[int]
     headers: Iterable[list[Header]]
+
+
+def columns_of(some: Sequence[Record]) -> Columns:
+    """Records as columns."""
+    return Columns(
+        keys=[r.key for r in some],
+        values=[r.value for r in some],
+        partitions=np.array([r.partition for r in some], np.int32),
+        timestamps=[r.timestamp for r in some],
+        headers=[r.headers for r in some],
+    )
 
 
 def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDArray[np.int32]:

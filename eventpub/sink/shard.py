@@ -16,13 +16,14 @@ from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents, Encoder
-from eventpub.sink.fold import Fold, end_all
+from eventpub.sink.fencing import end_all
+from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Scope
-from eventpub.sink.missing_markers import PartitionId, Written, lost_records
+from eventpub.sink.missing_markers import lost_records
 from eventpub.sink.origin import first_own, sources_of
-from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.sink.records import PartitionId, Written
 from eventpub.sink.topics import Meanwhile
-from eventpub.sink.transaction import Transactions
+from eventpub.sink.transaction import TransactionWriter
 
 _READ_BETWEEN = 5.0
 """Seconds to read, in an open transaction, what others have written since a fold."""
@@ -53,11 +54,14 @@ class ShardSink:
         self._encoder = encoder or CloudEvents(app_id)
         self._shard = shard
         name = shard.number if owner is None else owner
-        self._owned = OwnedProducer(clients, app_id, name)
-        self._transactions = Transactions(clients, shard.partitions, self._owned)
+        self._writer = TransactionWriter(clients, app_id, name)
         self._sources = sources_of(app_id, former_ids)
         self._fold: Fold | None = None
         self._published: dict[PartitionId, int] = {}
+
+        self.ready, self.close = self._writer.ready, self._writer.close
+        self.serve = self._writer.serve
+        """To be called once a minute where nothing is published."""
 
     def __enter__(self) -> ShardSink:
         return self
@@ -65,23 +69,11 @@ class ShardSink:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ready(self) -> None:
-        """As `OwnedProducer.ready`."""
-        self._owned.ready()
-
     @property
     def needs_replacement(self) -> bool:
         """True when it must not be used again: close it, make a new one, fold, go on."""
-        is_slow = self._owned.sends_singly and not self._owned.caution.sends_singly
-        return self._owned.needs_replacement or is_slow
-
-    def serve(self) -> None:
-        """As `OwnedProducer.serve`; to be called once a minute where nothing is published."""
-        self._owned.serve()
-
-    def close(self) -> None:
-        """Lets go of the producer, as `OwnedProducer.close`; may be called more than once."""
-        self._owned.close()
+        is_slow = self._writer.sends_singly and not self._writer.caution.sends_singly
+        return self._writer.needs_replacement or is_slow
 
     def fold(  # noqa: PLR0913 (options, by keyword)
         self,
@@ -93,10 +85,10 @@ class ShardSink:
         with_contents: bool = False,
         meanwhile: Meanwhile = lambda: None,
     ) -> Fold:
-        """Reads the shard's own partitions back from the saved next offsets to their end.
+        """Read the shard's own partitions back from the saved next offsets to their end.
 
         A partition that is not in `saved` is read from its beginning. Nothing to read costs two
-        requests. What the iteration found besides is in `last_fold`.
+        requests. See also `last_fold`.
 
         Args:
             saved: next offsets, by topic and partition.
@@ -111,7 +103,7 @@ class ShardSink:
         """
         self.ready()
         self._published = {}
-        is_transactional = self._owned.is_transactional
+        is_transactional = self._writer.is_transactional
         self._fold = Fold(
             Scope(
                 self._clients,
@@ -123,7 +115,7 @@ class ShardSink:
             saved,
             written=written or {},
             acknowledged=(acknowledged if is_transactional else None) or {},
-            end_open=self._end_open if is_transactional else None,
+            end_open=self._writer.run_in_vain if is_transactional else None,
             meanwhile=meanwhile,
         )
         return self._fold
@@ -133,13 +125,10 @@ class ShardSink:
         written: Mapping[PartitionId, Written],
         meanwhile: Meanwhile = lambda: None,
     ) -> int:
-        """Publishes again what was committed in these ranges and got lost; see `missing_markers`.
+        """Publish again what was committed in these ranges and got lost; how many records.
 
         May be repeated after any error, by another sink, too, until it has returned; nothing else
-        must be published in between.
-
-        Returns:
-            How many records it has published again.
+        must be published in between. See `missing_markers`.
 
         Raises:
             SinkError: as `publish`.
@@ -149,21 +138,14 @@ class ShardSink:
         restored = 0
         while True:
             # until it is seen: the marker of what is published here may be left out as well
-            end_all(self._clients, list(written), self._end_open, meanwhile)
+            end_all(self._clients, written, self._writer.run_in_vain, meanwhile)
             lost = lost_records(self._clients, self._sources, written, meanwhile)
             if not lost:
                 return restored
             if self.needs_replacement:
                 raise faults.aborted(None, self._sink)
-            self._transactions.run([Batch({}, lost)], no_crash, self._check_offsets)
+            self._writer.run([Batch({}, lost)], no_crash, self._check_offsets)
             restored += len(lost)
-
-    def _end_open(self, places: set[PartitionId]) -> None:
-        """Ends what this producer, or one before it of its id, has open in these partitions."""
-        if self.needs_replacement:
-            raise faults.aborted(None, self._sink)
-        client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
-        self._transactions.run_in_vain(places)
 
     @property
     def offsets(self) -> dict[PartitionId, int]:
@@ -177,7 +159,6 @@ class ShardSink:
         return self._fold
 
     def publish(self, content: Content, crash_point: CrashPoint = no_crash) -> PublishedBatch:
-        """As of `Sink`, in one transaction."""
         self.ready()
         if self.needs_replacement:
             raise SinkError(
@@ -189,34 +170,33 @@ class ShardSink:
             )
         if content.is_empty:
             return PublishedBatch(0, {})
-        reduced = self._owned.caution.reduces_dead
+        reduced = self._writer.caution.reduces_dead
         batch = batch_of(self._sink, self._encoder, self._shard, content, reduced=reduced)
-        self._transactions.run([batch], crash_point, self._check_offsets)
+        self._writer.run([batch], crash_point, self._check_offsets)
         lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
         written = {
             place: (reports.first.offset(), reports.last.offset() + 1)
             for place, reports in batch.reports.items()
             if reports.last is not None and reports.last.offset() >= 0
         }
-        marker = 1 if self._owned.is_transactional else 0
+        marker = 1 if self._writer.is_transactional else 0
         next_offsets = {place: end + marker for place, (_, end) in written.items()}
         self._published.update(next_offsets)
         return PublishedBatch(
             events=len(content.events) - lost,
             next_offsets=next_offsets,
-            written=written if self._owned.is_transactional else {},
+            written=written if self._writer.is_transactional else {},
             lost=lost,
         )
 
     def _check_offsets(self, batch: Batch) -> None:
-        """Nothing is written before what was written already: there it is another topic.
+        """Nothing is written before what was written already, nor is anything of ours in between.
 
-        Where a marker is missing, its offset is written. Nor is there anything of ours between the
-        end of the last fold, or what was written since, and what is written now: see `_has_missed`.
+        Where a marker is missing, its offset is written.
         """
         if not batch.events:
             return
-        marker = 1 if self._owned.is_transactional else 0
+        marker = 1 if self._writer.is_transactional else 0
         unread: dict[PartitionId, Written] = {}
         for place, reports in batch.reports.items():
             at = -1 if reports.first is None else reports.first.offset()
@@ -233,23 +213,17 @@ class ShardSink:
             raise faults.aborted(None, self._sink)
 
     def _give_up(self) -> None:
-        self._transactions.abort()
-        self._owned.needs_replacement = True
+        self._writer.abort()
+        self._writer.needs_replacement = True
 
     def _has_missed(self, unread: Mapping[PartitionId, Written]) -> bool:
         """Whether the last fold ended too early: before records of ours.
 
-        A broker that is cut off from the others, and not from us, goes on to answer for partitions
-        that another one leads by now, with the end that it knows. A producer comes to the new
-        leader, since the old one has no replica that copies a record. Before the first commit after
-        a fold it shows: the records do not follow on its end. What is between must then be read:
-        others may write there, too.
-
-        Later it shows another publisher of this application whose number of shards differs: it has
-        this partition under another transactional id, and neither fences the other there.
-
-        Args:
-            unread: by place, the fold's end and the first offset that was written now.
+        A broker that is cut off from the others goes on to answer for partitions that another one
+        leads by now, with the end that it knows; a producer comes to the new leader. So before the
+        first commit after a fold, what lies between its end and the new records must be read.
+        Later it shows a publisher of this application with another number of shards, which has this
+        partition under another transactional id.
         """
         try:
             own = first_own(self._clients, self._sources, unread, _READ_BETWEEN)
@@ -259,8 +233,8 @@ class ShardSink:
                 self._give_up()
                 raise
             client.log.warning("reading past the end of a fold failed: %s", error)
-            return self._owned.is_transactional
-        if own is None or not self._owned.is_transactional:
+            return self._writer.is_transactional
+        if own is None or not self._writer.is_transactional:
             return False  # without transactions, a former sink's may come late
         client.log.warning(
             "%s[%d] was read back to offset %d, but has records of this publisher after it (at"

@@ -326,7 +326,7 @@ def open_below(
         if not held or clients.clock.monotonic() >= deadline:
             return held
         meanwhile()
-        clients.clock.sleep(0.05)
+        clients.clock.sleep(0.02)
 
 
 def _asked(

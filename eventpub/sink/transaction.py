@@ -1,9 +1,12 @@
-"""The transactions of one shard's producer: begin, produce, count what was delivered, commit.
+"""One transaction after another of one transactional id: own, begin, produce, count, commit.
+
+The last writer to call `init_transactions` for an id owns it: the broker aborts what an older one
+has open, and refuses whatever that one still sends.
 
 What must hold: the delivery reports counted before a commit equal the records produced; after an
-answer that leaves a doubt (the T-rule: an error, more than a second, a lost answer of the
-coordinator) the producer is never used again, because the client may have sent its `EndTxn` twice
-and the first may still arrive and end a later transaction.
+answer that leaves a doubt (an error, more than a second, a lost answer of the coordinator) the
+producer is never used again, because the client may have sent its `EndTxn` twice and the first may
+still arrive and end a later transaction.
 """
 
 from __future__ import annotations
@@ -12,62 +15,163 @@ import threading
 from collections.abc import Callable, Iterable
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from eventpub.errors import SinkError
-from eventpub.sink import client, faults
-from eventpub.sink.base import CrashPoint, no_crash
-from eventpub.sink.batch import Batch, Producing
+from eventpub.sink import client, client_settings, faults
+from eventpub.sink.base import CrashPoint, RecordRefusedError, no_crash
+from eventpub.sink.batch import Batch, Caution, Producing
 from eventpub.sink.client import Clients
-from eventpub.sink.owned_producer import OwnedProducer
-from eventpub.sink.records import Header, Record
-from eventpub.sink.refusals import RecordRefusedError
+from eventpub.sink.fencing import READY_TIMEOUT, take_over, transactional_id
+from eventpub.sink.records import Header, PartitionId, Record
 
 PROBE: Header = ("eventpub_probe", "1")
 """Of a record that is aborted on purpose: readers of what is not committed see it."""
 
+_TAKEOVER_TIMEOUT = 3.0
+"""Seconds that a writer which is closed waits for its own takeover."""
 COMMIT_TIMEOUT = 30.0
 """Seconds until a commit without an answer is given up as indefinite."""
 ABORT_TIMEOUT = 5.0
 """Seconds for an abort; what it leaves open, the next owner's `init_transactions` aborts."""
 DOUBT_AFTER = 1.0
-"""A commit or abort that took longer leaves a doubt (T-rule)."""
+"""Seconds; a commit or abort that took longer leaves a doubt."""
+
+cautions: dict[tuple[str, str], Caution] = {}
+"""By bootstrap servers and transactional id."""
 
 _log_is_strange = threading.Event()
 
 
-def _say_that_the_log_is_strange() -> None:
-    if not _log_is_strange.is_set():
-        _log_is_strange.set()
-        client.log.warning(
-            "librdkafka's log does not show commits in the form that this version of eventpub"
-            " expects (confluent-kafka %s): each transaction counts as in doubt, so the producer is"
-            " replaced and the topic read back after it. Nothing is lost or repeated, but it costs"
-            " some 60 ms per transaction",
-            confluent_kafka.__version__,
-        )
-
-
-class Transactions:
-    """Runs them, one after the other; without exactly once, what is left of them.
+class TransactionWriter:
+    """Owns a transactional id from `ready()` until another one is made for it.
 
     Args:
-        clients: of the cluster.
-        partitions: of the topic.
-        owned: the producer.
+        app_id, number: of the application and the shard (or task, or replay), for the id.
+
+    Attributes:
+        caution: of its transactional id.
+        sends_singly: whether it sends each record by itself.
+        is_transactional: whether batches are transactions; fencing is by these.
+        log: what the client says of itself.
+        needs_replacement: True when it must not be used again.
+        flush_timeout: seconds until records that were not delivered are given up.
+        message_limit: bytes of the largest record that the client takes.
     """
 
-    def __init__(self, clients: Clients, partitions: int, owned: OwnedProducer) -> None:
-        self._clock, self._sink = clients.clock, clients.sink
-        self._partitions = partitions
-        self._owned = owned
-        self._producing = Producing(clients, owned)
+    def __init__(self, clients: Clients, app_id: str, number: int | str) -> None:
+        self._clients, self._sink, self._clock = clients, clients.sink, clients.clock
+        self.is_transactional = clients.sink.delivery == "exactly_once"
+        id_ = transactional_id(app_id, number)
+        self._id = id_ if self.is_transactional else None
+        self.log = client.ClientLog()
+        self.caution = cautions.setdefault((clients.sink.bootstrap_servers, id_), Caution())
+        self.sends_singly = self.caution.sends_singly
+        self.needs_replacement = False
+        self._producing = Producing(clients, self)
         self._began = 0.0
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._producer: Producer | None = None
+        conf = client_settings.producer_settings(self._sink, self._id)
+        self._commit_slice = min(5.0, int(conf["socket.timeout.ms"]) / 2000)
+        self.flush_timeout = (
+            int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]) / 1000 + 5.0
+        )
+        self.message_limit = int(conf["message.max.bytes"])
+        name = f"eventpub-sink-{number}"
+        self._starting = clients.thread(target=self._start, name=name, daemon=True)
+        self._starting.start()
+
+    def __enter__(self) -> TransactionWriter:
+        try:
+            self.ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- owning -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        try:
+            try:
+                producer = self._made()
+            except SinkError as error:
+                # A request that librdkafka repeats by itself may fence its own first try.
+                if error.code not in {"sink.fenced", "sink.own_request_late"}:
+                    raise
+                producer = self._made()
+            if not self._closed:
+                self._producer = producer
+        except BaseException as error:  # handed to the thread that asks ready()
+            self._failure = error
+
+    def _made(self) -> Producer:
+        producer = self._clients.producer(self._id, self.log, careful=self.sends_singly)
+        if self.is_transactional:
+            take_over(self._clients, producer, self.log, lambda: self._closed)
+        return producer
+
+    def ready(self) -> None:
+        """Wait until the id is owned: older owners are fenced, their transactions over.
+
+        Raises:
+            SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized`,
+                `sink.transactions_refused`, `sink.fenced`, `sink.fatal`.
+        """
+        self._starting.join(READY_TIMEOUT + 10)
+        if self._starting.is_alive():
+            self.needs_replacement = True
+            raise faults.unreachable(self._sink, "taking over the shard", READY_TIMEOUT + 10, None)
+        if self._failure is not None:
+            self.needs_replacement = True
+            raise self._failure
+
+    def close(self) -> None:
+        """Let go of the producer; an open transaction is left to the next owner, which aborts it.
+
+        May be called at any time, more than once. Waits for nothing but the takeover, where `ready`
+        was not called: a request still in flight would fence the next owner.
+        """
+        self._starting.join(_TAKEOVER_TIMEOUT)
+        self._closed = True
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            client.let_go(producer)
+
+    @property
+    def client(self) -> Producer:
+        """The client's producer.
+
+        Raises:
+            SinkError: `sink.fatal`: it was let go.
+        """
+        if self._producer is None:
+            raise SinkError("sink.fatal", "this sink is closed")
+        return self._producer
+
+    def serve(self) -> None:
+        """Let the client hand over its log lines, errors and delivery reports.
+
+        It keeps them until they are fetched, some 300 B each.
+        """
+        try:
+            client.call(self.client.poll, 0)
+        except KafkaException as exception:
+            # A fatal error is raised here as well; the call that met it says so, too.
+            self.needs_replacement = True
+            client.log.debug("poll: %s", faults.says(faults.kafka_error(exception)))
+
+    # -- transactions; without exactly once, what is left of them ---------------------------------
 
     def run(
         self,
         parts: Iterable[Batch],
-        crash_point: CrashPoint,
+        crash_point: CrashPoint = no_crash,
         check: Callable[[Batch], None] = lambda _: None,
     ) -> None:
         """One transaction.
@@ -86,34 +190,34 @@ class Transactions:
             check(batch)
         crash_point("before_commit")
         self._commit()
-        self._owned.caution.forget()
+        self.caution.forget()
         crash_point("after_commit")
 
-    def run_in_vain(self, places: Iterable[tuple[str, int]]) -> None:
+    def run_in_vain(self, places: Iterable[PartitionId]) -> None:
         """One transaction of a record for each partition that is aborted, which ends what the
         broker has left open there of this transactional id. Another's stays open.
         """
-        if self._owned.needs_replacement:
+        if self.needs_replacement:
             raise faults.aborted(None, self._sink)
+        client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
         now = int(self._clock.time() * 1000)
         batch = Batch({}, [(t, Record("", b"", p, now, [PROBE])) for t, p in sorted(places)])
         self._begin()
         self._produce(batch, no_crash)
         self._flush(batch)
-        error = self.abort()
-        if error is not None:
+        if (error := self.abort()) is not None:
             raise error
 
     def _begin(self) -> None:
-        self._owned.serve()
-        self._owned.log.forget()
+        self.serve()
+        self.log.forget()
         self._began = self._clock.monotonic()
-        if not self._owned.is_transactional:
+        if not self.is_transactional:
             return
         try:
-            client.call(self._owned.client.begin_transaction)
+            client.call(self.client.begin_transaction)
         except KafkaException as exception:
-            self._owned.needs_replacement = True
+            self.needs_replacement = True
             error = faults.kafka_error(exception)
             raise self._fault(error, "beginning a transaction") from exception
 
@@ -126,12 +230,12 @@ class Transactions:
             raise self._undo(None, "producing", batch)
 
     def _flush(self, batch: Batch) -> None:
-        deadline = self._clock.monotonic() + self._owned.flush_timeout
+        deadline = self._clock.monotonic() + self.flush_timeout
         try:
             while (
-                client.call(self._owned.client.flush, 0.1)
+                client.call(self.client.flush, 0.1)
                 and not batch.failed()
-                and self._owned.log.transaction_error is None
+                and self.log.transaction_error is None
                 and self._clock.monotonic() < deadline
             ):
                 pass
@@ -144,96 +248,88 @@ class Transactions:
             raise self._undo(None, "producing", batch)
 
     def _commit(self) -> None:
-        if not self._owned.is_transactional:
+        if not self.is_transactional:
             return
-        error = self._end(self._owned.client.commit_transaction, COMMIT_TIMEOUT)
+        error = self._end(self.client.commit_transaction, COMMIT_TIMEOUT)
         if error is not None and error.txn_requires_abort():
             raise self.abort() or faults.aborted(error, self._sink)
         if error is not None:
-            raise self._indefinite(error)
-        if self._owned.log.is_strange:
-            self._owned.needs_replacement = True
-            _say_that_the_log_is_strange()
+            mapped = self._fault(error, "committing")
+            if mapped.code in {"sink.unreachable", "sink.fatal"}:
+                raise faults.indefinite(error, self._sink)
+            raise mapped
+        if self.log.is_strange:
+            self.needs_replacement = True
+            if not _log_is_strange.is_set():
+                _log_is_strange.set()
+                client.log.warning(
+                    "librdkafka's log does not show commits in the form that eventpub expects"
+                    " (confluent-kafka %s), so the producer is replaced and the topic read back"
+                    " after each transaction: nothing is lost or repeated, at some 60 ms each",
+                    confluent_kafka.__version__,
+                )
 
     def abort(self) -> SinkError | None:
-        """Aborts the transaction; the error is None unless it tells more than what led here."""
-        if not self._owned.is_transactional:
+        """Abort the transaction; the error is None unless it tells more than what led here."""
+        if not self.is_transactional:
             return None
-        error = self._end(self._owned.client.abort_transaction, ABORT_TIMEOUT)
+        error = self._end(self.client.abort_transaction, ABORT_TIMEOUT)
         if error is None or error.retriable():
             return None
         mapped = self._fault(error, "aborting")
         return None if mapped.code == "sink.fatal" else mapped
 
     def _end(self, end: Callable[[float], None], seconds: float) -> KafkaError | None:
-        """Commits or aborts; what the client met instead of an answer.
-
-        Args:
-            seconds: after which a retriable error is given back.
-        """
+        """Commit or abort; what the client met instead of an answer."""
         started = self._clock.monotonic()
         while True:
             try:
-                client.call(end, min(self._owned.commit_slice, seconds))
+                client.call(end, min(self._commit_slice, seconds))
                 break
             except KafkaException as exception:
-                self._owned.needs_replacement = True
+                self.needs_replacement = True
                 error = faults.kafka_error(exception)
                 if not error.retriable() or self._clock.monotonic() - started > seconds:
                     return error
-        self._owned.serve()
-        if self._clock.monotonic() - started > DOUBT_AFTER or self._owned.log.in_doubt:
-            self._owned.needs_replacement = True
+        self.serve()
+        if self._clock.monotonic() - started > DOUBT_AFTER or self.log.in_doubt:
+            self.needs_replacement = True
         return None
 
+    # -- what went wrong --------------------------------------------------------------------------
+
     def _undo(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
-        """Aborts, and names the cause: the refused rows, else what failed first."""
+        """Abort, and name the cause: the refused rows, else what failed first."""
         worse = None if error is not None and error.fatal() else self.abort()
         # An abort that the broker leaves open would be undone by the next commit, and one that
         # ends more than this transaction must be found out: only a fold sees either. Without
         # transactions, what is still queued must not be sent after the caller has begun again.
-        self._owned.needs_replacement = True
+        self.needs_replacement = True
         if batch.has_unreported:
-            self._owned.caution.reports_each = True
-        # An abort brings the last delivery reports.
-        self._owned.serve()
+            self.caution.reports_each = True
+        self.serve()  # an abort brings the last delivery reports
         return worse or self._cause(error, doing, batch)
 
     def _cause(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
-        """What to raise.
-
-        Args:
-            error: which the client has raised; None: none.
-            doing: what it was doing.
-            batch: what came of it.
-        """
         failed = batch.failed()
         if batch.has_unreported:  # the next try, one by one, tells all that is refused
-            met = [self._owned.log.transaction_error, *(e for _, e, _ in failed)]
+            met = [self.log.transaction_error, *(e for _, e, _ in failed)]
             if any(e is not None and e.code() in faults.REFUSED_RECORD for e in met):
-                self._owned.caution.sends_singly = True
+                self.caution.sends_singly = True
             failed = [f for f in failed if f[1].code() not in faults.REFUSED_RECORD]
         if refusal := self._refusal(batch, failed):
             return refusal
         if failed:
             topic, error, _ = failed[0]
             if error.code() in faults.MISSING:
-                return faults.topic_missing(self._sink, topic, self._partitions)
+                return faults.topic_missing(self._sink, topic)
         # What was said about the transaction as a whole explains more than what a call met.
-        error = self._owned.log.transaction_error or error
+        error = self.log.transaction_error or error
         if error is None and batch.has_unreported:
             return faults.aborted(None, self._sink)
         if error is None:
-            return SinkError(
-                "sink.delivery_lost",
-                f"{batch.produced} records were produced, but"
-                f" {sum(r.count for r in batch.reports.values())} delivery reports came within"
-                f" {self._owned.flush_timeout:.0f} s; nothing was committed",
-                where=f"sink.bootstrap_servers = {self._sink.bootstrap_servers}",
-                suggestion="nothing to do: the batch is retried; if this repeats, the brokers are"
-                " too slow: lower read.page_rows, or see their logs",
-                retriable=True,
-            )
+            delivered = sum(r.count for r in batch.reports.values())
+            return faults.delivery_lost(self._sink, batch.produced, delivered, self.flush_timeout)
         mapped = self._fault(error, doing)
         if mapped.code == "sink.fatal" and not error.fatal():
             return faults.aborted(error, self._sink)
@@ -244,9 +340,9 @@ class Transactions:
         refused = list(batch.refused)
         by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]
         if by_broker and not refused:
-            if len(by_broker) > 1 and not self._owned.sends_singly:
+            if len(by_broker) > 1 and not self.sends_singly:
                 # The broker refuses a batch of records as one; alone, only the guilty one fails.
-                self._owned.caution.sends_singly = True
+                self.caution.sends_singly = True
                 return faults.aborted(by_broker[0][1], self._sink)
             refused = [
                 (t, row, faults.refuses(e, "the topic's max.message.bytes"))
@@ -254,42 +350,20 @@ class Transactions:
             ]
         if not refused:
             return None
-        of_events = [row for row in refused if row[0] in batch.events]
-        if not of_events:
-            topic, _, reason = refused[0]
-            if topic == self._sink.dead_topic and not self._owned.caution.reduces_dead:
-                self._owned.caution.reduces_dead = True
-                return faults.aborted(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason), self._sink)
-            return SinkError(
-                "sink.side_record_refused",
-                f"{topic} refuses a record even at its minimum size: {reason}",
-                where=f"topic {topic}",
-                suggestion=f"kafka-configs.sh --bootstrap-server {self._sink.bootstrap_servers}"
-                f" --alter --entity-type topics --entity-name {topic} --add-config"
-                " max.message.bytes=1048588 (or more); if [sink.properties] sets message.max.bytes,"
-                " raise that to as much; if the reason is the timestamp: --delete-config"
-                " message.timestamp.before.max.ms. Nothing was published",
-            )
         by_topic: dict[str, list[int]] = {}
-        for topic, row, _ in of_events:
+        for topic, row, _ in (of_events := [each for each in refused if each[0] in batch.events]):
             by_topic.setdefault(topic, []).append(row)
-        return RecordRefusedError(by_topic, of_events[0][2])
-
-    def _indefinite(self, error: KafkaError) -> SinkError:
-        mapped = self._fault(error, "committing")
-        if mapped.code in {"sink.unreachable", "sink.fatal"}:
-            return SinkError(
-                "sink.indefinite",
-                f"the outcome of the commit is unknown ({faults.says(error)})",
-                where=f"topic {self._sink.topic}",
-                suggestion="nothing to do: the topic is read back before anything is published",
-                retriable=True,
-            )
-        return mapped
+        if of_events:
+            return RecordRefusedError(by_topic, of_events[0][2])
+        topic, _, reason = refused[0]
+        if topic == self._sink.dead_topic and not self.caution.reduces_dead:
+            self.caution.reduces_dead = True
+            return faults.aborted(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason), self._sink)
+        return faults.side_record_refused(self._sink, topic, reason)
 
     def _fault(self, error: KafkaError, doing: str) -> SinkError:
         """As `faults.fault`; not fenced is who has merely let a transaction become too old."""
-        self._owned.serve()  # what the client has logged before tells whether the broker was silent
+        self.serve()  # what the client has logged before tells whether the broker was silent
         mapped = faults.fault(error, doing, self._sink)
         waited = self._clock.monotonic() - self._began
         if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:

@@ -1,17 +1,24 @@
 """Spark: the data sources `eventstore` and `eventpub`, and the sessions of the publisher's tasks.
 
-What it exports is imported when it is asked for: Spark's workers start in this package and need
-none of it.
+Each of Spark's Python processes, of which a start has eight, imports this module: what the data
+sources need is imported where it is used.
 """
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from eventpub.errors import ConfigError, EventpubError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["register"]
+
+_frozen: list[bool] = []
 
 
 def register(spark: SparkSession) -> None:
@@ -20,7 +27,6 @@ def register(spark: SparkSession) -> None:
     Raises:
         ConfigError: spark.speculation: Spark would run two attempts of a task at once.
     """
-    from eventpub.errors import ConfigError
     from eventpub.spark.sink import EventpubSink
     from eventpub.spark.source import EventStoreDataSource
 
@@ -35,3 +41,25 @@ def register(spark: SparkSession) -> None:
         )
     spark.dataSource.register(EventStoreDataSource)
     spark.dataSource.register(EventpubSink)
+
+
+class SourceError(RuntimeError):
+    """Carries an `EventpubError` through Spark, which keeps only the text of an exception."""
+
+
+@contextmanager
+def errors_through_spark() -> Iterator[None]:
+    """Raise errors of ours as Spark can pass them on."""
+    try:
+        yield
+    except EventpubError as error:
+        raise SourceError(error.marked()) from error
+
+
+def collect_no_imports() -> None:
+    """Exempt what is alive now, modules above all, from garbage collection, which Spark's processes
+    run after each task: it was 80% of what a small batch cost them."""
+    if not _frozen:
+        _frozen.append(True)
+        gc.collect()
+        gc.freeze()

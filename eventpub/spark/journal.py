@@ -100,9 +100,9 @@ class Journals:
         keys = _stream(journal.keys)
         report = fields_of(journal.report)
         head = {"report": report, "digest": _digest(keys), "rows": journal.keys.num_rows}
-        pairs: list[list[Any]] = [[*journal.changes], [*journal.changes.values()]]
+        columns: list[Any] = [[*journal.changes], [*journal.changes.values()]]
         schema = _CHANGES.with_metadata({_HEAD: json.dumps(head).encode()})
-        changes = pa.Table.from_arrays([pa.array(a, pa.binary()) for a in pairs], schema=schema)
+        changes = pa.Table.from_arrays([pa.array(a, pa.binary()) for a in columns], schema=schema)
         return self._place.create(self._name(batch, shard), _stream(changes) + keys)
 
     def head(self, batch: int, shard: int) -> dict[str, Any] | None:

@@ -15,20 +15,19 @@ from eventpub.channel import Report, Request
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.health import SILENT_AFTER, STALLED_AFTER, NamedChecks, State, paused
-from eventpub.coordinator.progress import Progress, Rate, ShownLag
+from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
 from eventpub.coordinator.status import document, unanswered
-from eventpub.coordinator.wording import ReportLog
 from eventpub.errors import EventpubError
-from eventpub.publisher.commands import StatusFile
 from eventpub.publisher.prepare import Prepared
+from eventpub.publisher.publisher import StatusFile
 from eventpub.publisher.workers import ChecksWork, Worker
 from eventpub.sink.numbered import NumberedSink
+from eventpub.spark.checkpoint import TopicWatch
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import Notes, Requests
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
 from eventpub.spark.plan import Plan
-from eventpub.spark.topic_watch import TopicWatch
 from eventpub.state import StateDir
 
 _LAG_EVERY, _BROKER_EVERY = 1.0, 5.0
@@ -339,7 +338,6 @@ class Monitor:
         return unanswered(self._document, self._document["at"], time.time())
 
     def _made(self, now: float) -> dict[str, Any]:
-        """As of `coordinator.status.status`."""
         progress, is_paused = self.progress, self._query.is_paused
         checks, publishing = self._checks.now(now, _LIMITS), self._checks["publishing"]
         if is_paused:
@@ -381,11 +379,9 @@ class Monitor:
     # -- requests ---------------------------------------------------------------------------------
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        """As of `ops.pages.Source`."""
         return self._requests.ask(request, timeout, is_paused=self._query.is_paused)
 
     def withdraw(self, id: str) -> None:
-        """As of `ops.pages.Source`."""
         self._requests.withdraw(id)
 
 

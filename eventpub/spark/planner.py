@@ -11,23 +11,26 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
-from eventpub.admission.model import window_of
 from eventpub.channel import Comparison, Report, Request
 from eventpub.config import Config
-from eventpub.coordinator.boundary import Boundary, PollResult
-from eventpub.coordinator.events import Count, Counted, Sampled, TableChecked
-from eventpub.coordinator.newest import MOST, SAMPLE
+from eventpub.coordinator.boundary import PollResult
+from eventpub.coordinator.events import Count, Poll
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StateError, StoreError
 from eventpub.parts import real_parts
-from eventpub.sources.mysql import EventStore, Layout
+from eventpub.publisher.workers import BoundaryWork, ChecksWork
+from eventpub.shard.assignment import Assignment
+from eventpub.sources.mysql import Layout
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import of_one_batch
-from eventpub.spark.observed import Observed, Table
 from eventpub.spark.plan import Plan
 from eventpub.terminal import counted
+
+if TYPE_CHECKING:
+    from eventpub.spark.driver import Observed
 
 _LONGEST_PAUSE = 0.5
 """Seconds that a call waits until the next poll is of use; Spark asks again at once."""
@@ -45,6 +48,16 @@ _KEPT_ANSWERED = 50
 _SAMPLED_EVERY = 1.0
 _CHECKED_EVERY = 60.0
 """Seconds between two samples of the newest rows, and two looks at the table's layout."""
+
+
+@dataclass
+class Table:
+    """As of `database_changes.Known`."""
+
+    position: int
+    layout: Layout
+    newest: tuple[int, int] | None
+    open_hidden_since: int | None = None
 
 
 class Planner:
@@ -71,11 +84,13 @@ class Planner:
         *,
         until: int | None = None,
         requests: Callable[[], Sequence[Request]] = lambda: (),
-        observed: Observed | None = None,
+        observed: Observed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._layout = layout
+        parts = real_parts(config)
+        self._of = Assignment(config, layout, config.run.shards, None, 0, parts)
+        self._polls, self._checks = BoundaryWork(self._of, until), ChecksWork(self._of)
         self._journals = journals
         self._rows = most_rows or config.read.page_rows
         self._most_rows = most_rows or _MOST_PAGES * self._rows
@@ -84,12 +99,10 @@ class Planner:
         self._clock = clock
         self._requests = requests
         self._planned_at = self._took = 0.0
-        self._observed = observed or Observed(None)
+        self._observed = observed
         # Spark's trigger of a user's own job is not known here
         runs = self._observed.is_of_publisher
         self._trigger = max(config.run.trigger, config.spark.trigger) / 1e6 if runs else math.inf
-        self._store = EventStore(config.store, layout)
-        self._boundary: Boundary | None = None
         self._recounting: Recounting | None = None
         self._reports: list[Report] = []
         self._taken = -1
@@ -98,20 +111,20 @@ class Planner:
 
     def close(self) -> None:
         """Close the connections."""
-        self._store.close()
-        if self._boundary is not None:
-            self._boundary.close()
+        self._polls.close()
+        self._checks.close()
 
     @property
     def layout(self) -> Layout:
         """Of the event table, as it was looked at last."""
-        return self._layout
+        return self._of.layout
 
     def connect_anew(self, layout: Layout | None = None) -> None:
         """Read all over new connections, of a table that looks so now."""
-        self.close()
-        self._layout, self._boundary = layout or self._layout, None
-        self._store = EventStore(self._config.store, self._layout)
+        self._of = replace(self._of, layout=layout or self._of.layout)
+        self._polls.close()
+        self._polls.use(self._of)
+        self._checks.use(self._of)
 
     def next(self, last: Plan, *, is_ours: bool = False) -> Plan | None:
         """The batch that follows a batch that is done; None: there is nothing to do.
@@ -181,7 +194,6 @@ class Planner:
         )
 
     def _most_bytes(self, last: Plan, now: float) -> int:
-        """As of `Plan`, by how long the batch before has taken."""
         took, self._took, self._planned_at = self._took, 0.0, now
         if _FAST < took < self._trigger + 1:  # it may have waited for Spark's trigger
             took = max((report.took for report in self._reports), default=0.0)
@@ -206,12 +218,12 @@ class Planner:
             self._recounting = Recounting(
                 self._config.recount.horizon,
                 last.start or 0,
-                self._store.now(),
+                self._checks.store.now(),
                 last.upto if last.batch or last.upto > (last.start or 0) else None,
                 last.unpublished_since,
             )
             self._recounting.comparison = Comparison(last.comparison)
-            self._table = Table(last.upto, self._layout, last.newest)
+            self._table = Table(last.upto, self.layout, last.newest)
             self._changes = self._observed.begin(
                 self._config, last.start, last.server, self._table, self._recounting
             )
@@ -232,25 +244,14 @@ class Planner:
         return min((r.next_due for r in self._reports if r.next_due is not None), default=None)
 
     def _poll(self, last: Plan, *, is_cut: bool) -> PollResult:
-        """Poll the boundary, and take over what that shows of the database.
-
-        Where the next batch has no new window, no end of a page is looked up: that costs as much
-        as reading a tenth of its rows.
-        """
+        """Poll the boundary, and take over what that shows of the database."""
         now = self._clock()
         if now >= self._table_at:
             self._table_at = now + _CHECKED_EVERY
             self._check_table()
-        if self._boundary is None:
-            self._boundary = Boundary(
-                self._config,
-                self._layout,
-                real_parts(self._config),
-                until=self._until,
-                hidden_since=last.unpublished_since,
-            )
-        self._boundary.page_rows = 1 if is_cut else self._rows
-        result = self._boundary.poll(last.upto, self._next_due)
+        due, hidden, rows = self._next_due, last.unpublished_since, 1 if is_cut else self._rows
+        command = Poll(last.upto, due, False, hidden_since=hidden, page_rows=rows)
+        result = self._polls.do(command).result
         self.upper = result.upper
         if result.is_page and not is_cut:
             self._rows = min(2 * self._rows, self._most_rows)
@@ -260,21 +261,15 @@ class Planner:
         return result
 
     def _check_table(self) -> None:
-        """See whether the table was altered.
-
-        Raises:
-            StateError: state.second_rows
-        """
-        tells_apart = not (self._layout.key_is_unique and self._observed.is_of_publisher)
+        """See whether the table was altered."""
+        tells_apart = not (self.layout.key_is_unique and self._observed.is_of_publisher)
         with suppress(StoreError):  # who reads meets it, too
-            layout = EventStore.discover(self._config.store)
-            with EventStore(self._config.store, layout) as store:
-                checked = TableChecked(layout, store.never_read())
+            checked = self._checks.table()
             if self._changes.altered(checked) is not None:
-                self.connect_anew(layout)
-        if not (tells_apart or self._layout.key_is_unique):
+                self.connect_anew(checked.layout)
+        if not (tells_apart or self.layout.key_is_unique):
             self._observed.polled(self._clock())
-            raise _second_rows(self._layout)
+            raise _second_rows(self.layout)
 
     # -- recount ----------------------------------------------------------------------------------
 
@@ -301,9 +296,7 @@ class Planner:
             StoreError: what waiting does not fix.
         """
         try:
-            now = self._store.now()
-            windows = [window_of(bucket, count.position) for bucket in count.buckets]
-            rows = dict(zip(count.buckets, self._store.counts(windows), strict=True))
+            counted_rows = self._checks.count(count)
         except StoreError as error:
             recounting.not_counted(count)
             if not error.retriable:
@@ -313,16 +306,15 @@ class Planner:
             self._observed.mark("recount", text)
             return False
         self._observed.mark("recount", "")
-        recounting.counted(Counted(now, rows, count.expected, count.in_turn))
+        recounting.counted(counted_rows)
         return True
 
     def _sample(self) -> None:
         """Rows that are inserted with times long past are counted again."""
-        rows, above = self._store.newest(SAMPLE), None
-        if (more := self._changes.wants_more(rows)) is not None:
-            rows, above = self._store.newest(MOST, more), more
-        ahead, rows_ahead = self._store.ahead()
-        error = self._changes.sampled(Sampled(rows, ahead, above, rows_ahead), self._clock())
+        sampled = self._checks.sample()
+        if (above := self._changes.wants_more(sampled.rows)) is not None:
+            sampled = self._checks.sample(above)
+        error = self._changes.sampled(sampled, self._clock())
         self._observed.mark("times", self._changes.odd_times(self._clock()))
         if error is not None:
             raise error
@@ -336,7 +328,7 @@ class Planner:
         if any(report.holds or report.position < self._until for report in self._reports):
             return False
         position = min(report.position for report in self._reports)
-        now = self._store.now()
+        now = self._checks.store.now()
         hidden = last.unpublished_since
         self._recounting.begin_last(now, position, position, hidden)
         while (

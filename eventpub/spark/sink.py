@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from eventpub.errors import ConfigError
-from eventpub.spark.process import collect_no_imports, errors_through_spark
+from eventpub.spark import collect_no_imports, errors_through_spark
 from eventpub.spark.source import GROUP
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class EventpubSink(DataSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> Writer:  # noqa: N802 (Spark's name)
         """The writer of a micro-batch."""
         del overwrite
-        with errors_through_spark(self.options):
+        with errors_through_spark():
             names = set(schema.names)
             is_source = names >= _OF_SOURCE or names == {GROUP}
             if not is_source and ("value" not in names or names - _OF_KAFKA):
@@ -147,7 +147,7 @@ class Writer(DataSourceStreamArrowWriter):
         from eventpub.spark.rows import ungrouped
         from eventpub.spark.sink_task import publish
 
-        with errors_through_spark(self._given):
+        with errors_through_spark():
             rows = ungrouped(iterator) if self._is_grouped else iterator
             found = publish(rows, self.options, is_source=self._is_source)
         collect_no_imports()
@@ -157,7 +157,7 @@ class Writer(DataSourceStreamArrowWriter):
         """Every task has committed its own transaction: what was refused is noted, and what a
         broker has left open is published again."""
         done = [each for each in messages if each]
-        with errors_through_spark(self._given):
+        with errors_through_spark():
             if (folder := self.options.state_dir) is None:
                 from eventpub.spark.sink_task import numbered_sink
 

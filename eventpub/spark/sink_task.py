@@ -15,20 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from eventpub import config
 from eventpub.admission import EVENTS, Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
-from eventpub.sink.base import Content
+from eventpub.sink.base import Content, Refused
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.layout import check_topics
+from eventpub.sink.markers import Numbered
 from eventpub.sink.numbered import NumberedSink
 from eventpub.sink.records import Columns, DeadRow, contents_of
-from eventpub.sink.refusals import Refused
-from eventpub.sink.refusing import Numbered
 from eventpub.sink.topics import partition_counts
-from eventpub.spark.input_rows import InputRows
 from eventpub.spark.options import SinkOptions
+from eventpub.spark.rows import InputRows
 
 Refusal = tuple[str, int, str]
 """Aggregate, version and reason of an event that the broker has refused."""
@@ -75,12 +75,11 @@ def numbered_sink(options: SinkOptions) -> NumberedSink:
 
 
 def _require_topics(
-    options: SinkOptions, sink: NumberedSink, *, late: bool = False, was_written: bool = False
+    section: config.Sink, sink: NumberedSink, *, late: bool = False, was_written: bool = False
 ) -> None:
     """Make the topics that are missing; that of the events only with the first batch."""
-    is_there = options.sink.topic in sink.partitions
-    if not is_there or (late and options.sink.late_topic not in sink.partitions):
-        clients = Clients(options.sink)
+    if {section.topic, *([section.late_topic] if late else [])} - sink.partitions.keys():
+        clients = Clients(section)
         check_topics(clients, late=late, was_written=was_written)
         sink.partitions |= partition_counts(clients)
 
@@ -128,7 +127,7 @@ class _Parts:
 
     def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
         if self._is_source and not self.has_rows:
-            _require_topics(self._options, self._sink)
+            _require_topics(self._options.sink, self._sink)
         make = _EventRows if self._is_source else _PlainRows
         for number in count():
             rows = self._rows.part(number)
@@ -149,7 +148,8 @@ class _Parts:
         self, number: int, rows: _EventRows | _PlainRows
     ) -> Callable[[Refused, bool], Batch]:
         def make(refused: Refused, reduced: bool) -> Batch:
-            self._refused[number] = rows.refused(refused)
+            if isinstance(rows, _EventRows):
+                self._refused[number] = rows.refused(refused)
             return rows.batch(refused, reduced)
 
         return make
@@ -171,7 +171,7 @@ class _EventRows:
         self._options = options
         self._at = _rows_by_kind(rows)
         has_late = bool(len(self._at["late"]))
-        _require_topics(options, sink, late=has_late, was_written=has_written)
+        _require_topics(options.sink, sink, late=has_late, was_written=has_written)
         self._partitions = sink.partitions[options.sink.topic]
         columns = [_column(rows, field) for field in EVENTS]
         self._rows = pa.Table.from_arrays(columns, schema=EVENTS)
@@ -233,11 +233,7 @@ def _column(rows: pa.Table, field: pa.Field[Any]) -> Any:
 
 
 def _rows_by_kind(rows: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
-    """The numbers of the rows of each kind; those without one are events.
-
-    Raises:
-        ConfigError: there are others.
-    """
+    """The numbers of the rows of each kind; those without one are events."""
     if "kind" not in rows.schema.names:
         found = dict.fromkeys(("late", "skip", "dead"), np.zeros(0, np.int64))
         return found | {"event": np.arange(rows.num_rows)}
@@ -300,10 +296,7 @@ class _PlainRows:
                     where="column topic",
                     suggestion="set the option topic, or fill the column",
                 )
-            if topic not in sink.partitions:
-                clients = Clients(options.sink.model_copy(update={"topic": topic}))
-                check_topics(clients)
-                sink.partitions |= partition_counts(clients)
+            _require_topics(options.sink.model_copy(update={"topic": topic}), sink)
 
     def batch(self, refused: Refused, reduced: bool) -> Batch:
         """The records; what is refused are dead letters."""
@@ -319,11 +312,6 @@ class _PlainRows:
             kept = [row for at, row in enumerate(of_topic) if at not in reasons]
             events[topic] = self._columns(kept)
         return Batch(events, side)
-
-    def refused(self, refused: Refused) -> list[Refusal]:
-        """Nothing is reported for rows without aggregates."""
-        del refused
-        return []
 
     def _columns(self, rows: list[int]) -> Columns:
         now = int(time.time() * 1000)

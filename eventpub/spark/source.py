@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from eventpub.spark.process import collect_no_imports, errors_through_spark
+from eventpub.spark import collect_no_imports, errors_through_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +79,7 @@ class EventStoreDataSource(DataSource):
 
     def streamReader(self, schema: Any) -> EventStoreStreamReader:  # noqa: N802 (Spark's name)
         """The reader of one streaming query."""
-        with errors_through_spark(self.options):
+        with errors_through_spark():
             if "publisher_secret" not in self.options:
                 _options(self.options)  # what is wrong with them is said now
             return EventStoreStreamReader(self.options)
@@ -108,24 +108,24 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where a query without a checkpoint starts."""
-        with errors_through_spark(self._given):
+        with errors_through_spark():
             return self._driver.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Windows of `maxRowsPerTrigger` rows, where that is given."""
-        with errors_through_spark(self._given):
+        with errors_through_spark():
             most = self._driver.options.most_rows
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Everything that was created by now."""
-        with errors_through_spark(self._given):
+        with errors_through_spark():
             self._driver.end_now()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The next batch, or `start` where there is nothing to do."""
         del limit
-        with errors_through_spark(self._given):
+        with errors_through_spark():
             return self._driver.latest(start)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
@@ -135,7 +135,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """One for each shard."""
         del start  # of a first batch that is repeated, it is another one than it was
-        with errors_through_spark(self._given):
+        with errors_through_spark():
             return self._driver.parts(end)
 
     def commit(self, end: Offset) -> None:
@@ -154,7 +154,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         from eventpub.spark.task import Part, Task
 
         assert isinstance(partition, Part)
-        with errors_through_spark(self._given):
+        with errors_through_spark():
             yield from Task(_options(self._given), partition).run()
         collect_no_imports()
 

@@ -29,14 +29,13 @@ from eventpub.channel import (
     Beginning,
     Comparison,
     Lane,
-    Report,
     Request,
     Window,
     fields_of,
     report_of,
     request_of,
 )
-from eventpub.errors import EventpubError, StateError, StoreError
+from eventpub.errors import StateError, StoreError
 from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Index, folder_for
 from eventpub.parts import real_parts
@@ -55,6 +54,9 @@ from eventpub.spark.rows import JournalSink, are, batches, grouped, replayed, un
 from eventpub.times import Patience
 
 _REPLAYED_ROWS = 20_000
+_FOLD = "fold.json"
+"""In the folder of an index: the report of the fold that made it, for every attempt of batch 1."""
+
 _OF_FOLD = (
     "folded", "restored", "replaced", "not_ours", "jumps", "made_again", "is_placed", "baseline",
     "repeats_after", "rebuilt",
@@ -72,14 +74,7 @@ class Part(InputPartition):
 
 
 class JournaledContext(ShardContext):
-    """A shard whose step writes a journal.
-
-    Args:
-        assignment: of all shards.
-        number: the shard's.
-        index: up to date.
-        plan: the batch.
-    """
+    """A shard whose step writes a journal, with an index that is up to date."""
 
     def __init__(self, assignment: Assignment, number: int, index: Index, plan: Plan) -> None:
         super().__init__(assignment, number)
@@ -118,13 +113,6 @@ class JournaledContext(ShardContext):
 
 
 class Task:
-    """See the module.
-
-    Args:
-        options: of the source.
-        part: what to do.
-    """
-
     def __init__(self, options: SourceOptions, part: Part) -> None:
         self._options = options
         self._plan = part.plan
@@ -156,20 +144,13 @@ class Task:
                 patience.wait(error)
 
     def _attempt(self) -> Iterator[pa.RecordBatch]:
-        journal = self._journals.read(self._plan.batch, self._number)
-        if journal is not None:
-            yield from self._replay(journal)
-            return
         had_index = self._folder.exists()
         try:
-            yield from self._decide()
+            yield from self._replay() or self._decide()
         except StateError as error:
-            if error.code in {"state.ahead", "index.locked"}:
-                # by another attempt on this machine, which was quicker
-                journal = self._journals.read(self._plan.batch, self._number)
-                if journal is not None:
-                    yield from self._replay(journal)
-                    return
+            if error.code in {"state.ahead", "index.locked"} and (rows := self._replay()):
+                yield from rows  # another attempt on this machine was quicker
+                return
             # of an executor that was away for long, the journals that it lacks may be gone
             is_old = error.code == "state.journal_missing" and had_index
             if error.code == "index.corrupt" or is_old:
@@ -191,23 +172,18 @@ class Task:
             self._options.config, self._layout, self._options.partitions, plan.start, 0, self._parts
         )
         publisher = self._options.publisher
-        fold: Report | None = None
-        of_fold = f"{plan.query}/fold/{self._number}.json"
         if not self._folder.exists() and (plan.batch > 1 or publisher is not None):
             found = snapshots.fetch(self._folder, plan.batch - 1)
             if found is None and publisher is not None:
-                fold = recover(assignment, self._number, publisher.beginning, self._folder)
-                # for a second attempt, which finds the index that the first has made
-                self._place.create(of_fold, json.dumps(fields_of(fold)).encode())
+                recover(assignment, self._number, publisher.beginning, self._folder)
                 snapshots.keep(self._folder, 0)
-        is_second = fold is None and plan.batch == 1 and publisher is not None
-        if is_second and (kept := self._place.read(of_fold)) is not None:
-            fold = report_of(json.loads(kept))
         identity = {"query": plan.query}
         index = Index(self._folder, identity, adopts=lambda _: True, redo=self._redo)
         with JournaledContext(assignment, self._number, index, plan) as context:
-            for name in _OF_FOLD if fold is not None else ():
-                setattr(context.report, name, getattr(fold, name))
+            if plan.batch == 1 and (kept := self._folder / _FOLD).exists():
+                fold = report_of(json.loads(kept.read_text()))
+                for name in _OF_FOLD:
+                    setattr(context.report, name, getattr(fold, name))
             failpoint("before_step")
             for _ in self._step(context):
                 yield from self._yielded(context.journal_sink.take())
@@ -225,7 +201,16 @@ class Task:
                 if plan.snapshot:
                     snapshots.begin(index, plan.batch)
                 return
-        self._require_same(journal)
+        head = self._journals.head(plan.batch, self._number)
+        if head is None or head["digest"] != journal.digest:
+            raise StateError(
+                "state.other_attempt",
+                f"another attempt has meanwhile decided batch {plan.batch} of shard {self._number}"
+                " differently",
+                suggestion="nothing to do: Spark repeats the task, which yields that attempt's"
+                " rows. If this repeats, set spark.speculation = false",
+                retriable=True,
+            )
 
     def _redo(self, known: int | None) -> Iterator[Changes]:
         """The changes that the index lacks."""
@@ -293,29 +278,29 @@ class Task:
         partition = topic_partition(request.aggregate_id, options.partitions)
         return partition % options.config.run.shards == self._number
 
-    def _require_same(self, journal: Journal) -> None:
-        head = self._journals.head(self._plan.batch, self._number)
-        if head is None or head["digest"] != journal.digest:
-            raise StateError(
-                "state.other_attempt",
-                f"another attempt has meanwhile decided batch {self._plan.batch} of shard"
-                f" {self._number} differently",
-                suggestion="nothing to do: Spark repeats the task, which yields that attempt's"
-                " rows. If this repeats, set spark.speculation = false",
-                retriable=True,
-            )
-
     # -- a batch that is repeated -----------------------------------------------------------------
 
-    def _replay(self, journal: Journal) -> Iterator[pa.RecordBatch]:
-        keys = journal.keys
+    def _replay(self) -> Iterator[pa.RecordBatch] | None:
+        """The rows of the batch as they were decided; None: it was not."""
+        journal = self._journals.read(self._plan.batch, self._number)
+        return None if journal is None else self._replayed(journal.keys)
+
+    def _replayed(self, keys: pa.Table) -> Iterator[pa.RecordBatch]:
         with EventStore(self._options.config.store, self._layout) as store:
             for begin in range(0, keys.num_rows, _REPLAYED_ROWS):
                 some = keys.slice(begin, _REPLAYED_ROWS)
                 try:
                     rows = replayed(some, self._rows(store, some))
                 except KeyError as missing:
-                    raise self._gone(missing) from missing
+                    aggregate_id, version, _ = missing.args[0]
+                    raise StoreError(
+                        "store.rows_gone",
+                        f"batch {self._plan.batch} is to be repeated, but the table no longer has"
+                        f" version {version} of {aggregate_id!r}",
+                        where=self._layout.where,
+                        suggestion="restore the row until the batch is done; rows may be archived"
+                        " once a later batch has been committed",
+                    ) from missing
                 yield from self._yielded([rows])
 
     def _rows(self, store: EventStore, keys: pa.Table) -> pa.Table:
@@ -328,24 +313,9 @@ class Task:
             tables.append(table)
         return pa.concat_tables(tables) if tables else EVENTS.empty_table()
 
-    def _gone(self, missing: KeyError) -> EventpubError:
-        aggregate_id, version, _ = missing.args[0]
-        return StoreError(
-            "store.rows_gone",
-            f"batch {self._plan.batch} is to be repeated, but the table no longer has version"
-            f" {version} of {aggregate_id!r}",
-            where=self._layout.where,
-            suggestion="restore the row until the batch is done; rows may be archived once a later"
-            " batch has been committed",
-        )
-
 
 def rows_of_time(options: SourceOptions, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of one shard's part of a batch read, as they are.
-
-    Raises:
-        StoreError: the table cannot be read.
-    """
+    """The rows of one shard's part of a batch read, as they are."""
     plan = part.plan
     with EventStore(options.config.store, part.layout) as store:
         shard = Shard(part.shard, options.config.run.shards, options.partitions)
@@ -354,18 +324,14 @@ def rows_of_time(options: SourceOptions, part: Part) -> Iterator[pa.RecordBatch]
             yield from batches([rows], all_rows=options.all_rows)
 
 
-def recover(assignment: Assignment, number: int, beginning: Beginning, folder: Path) -> Report:
-    """Bring the index of the engine `threads`, or a new one, up to the topic; a copy of it is kept
-    in a folder.
+def recover(assignment: Assignment, number: int, beginning: Beginning, folder: Path) -> None:
+    """Bring the index of the engine `threads`, or a new one, up to the topic, and keep a copy of it
+    and the fold's report in a folder that does not exist.
 
     Args:
         assignment: of all shards.
         number: the shard's.
         beginning: what is known of what was published before.
-        folder: does not exist.
-
-    Returns:
-        What was found on the topic, as far as it is reported.
 
     Raises:
         SinkError, StateError: as of `Fold.run`.
@@ -375,6 +341,5 @@ def recover(assignment: Assignment, number: int, beginning: Beginning, folder: P
         folder.parent.mkdir(parents=True, exist_ok=True)
         copy = folder_for(folder)
         context.index.copy_to(copy)
-        report = context.take_report()
+        (copy / _FOLD).write_text(json.dumps(fields_of(context.take_report())))
     copy.rename(folder)
-    return report

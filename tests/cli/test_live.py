@@ -14,6 +14,7 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from eventpub.cli import live, output
+from eventpub.cli.demo_run import DemoView
 from eventpub.cli.live import STOPPING, Lines, Panel, facts_shown
 from eventpub.config import App, Config, Sink, Store
 from eventpub.coordinator.progress import Progress, Rate
@@ -176,3 +177,17 @@ def test_a_signal_that_a_callback_has_swallowed_ends_it_before_it_starts(
     with pytest.raises(output.Stopped) as stopped:
         live.publish(config, available_now=False)
     assert stopped.value.exit_status == 143
+
+
+def test_the_demo_counts_on_while_spark_starts() -> None:
+    clock = Clock()
+    view = DemoView("t", 30.0, "spark", clock)
+    view.see(Progress())
+    clock.now += 12
+    assert "Spark is starting: 12 s" in view.footer()
+    assert "12 s" in view.line(Progress())
+    assert "Spark is starting" in view.line(Progress())
+    view.see(Progress(published=1))
+    clock.now += 5
+    assert "25 s left" in view.footer()
+    assert view.line(Progress(published=1)).startswith("  17 s  written 0  published 1 ")

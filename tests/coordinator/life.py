@@ -23,7 +23,7 @@ from eventpub.config import App, Config, Run, Sink, Store
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.durable_state import StartState
+from eventpub.coordinator.position import StartState
 from eventpub.errors import EventpubError
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.identity import Identity, IdPart

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventpub.coordinator import newest as newest_module
-from eventpub.coordinator.newest import MOST, NewestRows, last_of
+from eventpub.coordinator import database_changes as newest_module
+from eventpub.coordinator.database_changes import MOST, NewestRows, last_of
 from eventpub.sources.base import NewRow
 
 SECOND = 1_000_000

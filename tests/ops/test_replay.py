@@ -303,7 +303,7 @@ def test_a_page_whose_commit_is_in_doubt_is_neither_lost_nor_cut_by_an_old_commi
         def interrupted(self: Producing, batch: Batch, crash_point: Any) -> None:
             produce(self, batch, crash_point)
             if next(transactions) == 1:
-                self._owned.client.flush(10)
+                self._writer.client.flush(10)
                 assert broker.proxy.has_struck
                 if fault == "late":
                     broker.proxy.release()

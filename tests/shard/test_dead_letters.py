@@ -14,8 +14,7 @@ from eventpub.config import Sink
 from eventpub.shard.context import Accounted
 from eventpub.shard.dead_letters import Refusals
 from eventpub.shard.publishing import Publishing
-from eventpub.sink.base import PublishedBatch
-from eventpub.sink.refusals import RecordRefusedError
+from eventpub.sink.base import PublishedBatch, RecordRefusedError
 from eventpub.times import SYSTEM_CLOCK
 
 

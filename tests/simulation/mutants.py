@@ -13,9 +13,8 @@ from confluent_kafka import OFFSET_INVALID
 
 from eventpub.admission.bulk import Contiguous
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.durable_state import DurableState
+from eventpub.coordinator.position import DurableState, Windows
 from eventpub.coordinator.recount import Recount
-from eventpub.coordinator.windows import Windows
 from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.index.values import BucketCounts
@@ -31,7 +30,7 @@ from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Decoder, Scope
-from eventpub.sink.transaction import Transactions
+from eventpub.sink.transaction import TransactionWriter
 from eventpub.sources.mysql.open_transactions import OpenTransactions
 from tests.simulation import broker
 
@@ -152,10 +151,10 @@ def no_count() -> Iterator[None]:
     """Delivery reports are not counted before a commit."""
 
     def flush(self: Any, batch: Any) -> None:
-        client.call(self._owned.client.flush, 0.1)
+        client.call(self.client.flush, 0.1)
         batch.produced = 0
 
-    with patch.object(Transactions, "_flush", flush):
+    with patch.object(TransactionWriter, "_flush", flush):
         yield
 
 
@@ -185,7 +184,7 @@ def blame_all() -> Iterator[None]:
 
     def made(self: Any, *arguments: Any) -> None:
         make(self, *arguments)
-        self._owned.sends_singly = True
+        self._writer.sends_singly = True
 
     with patch.object(sink.ShardSink, "__init__", made):
         yield

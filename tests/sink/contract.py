@@ -14,10 +14,9 @@ import pyarrow as pa
 import pytest
 
 from eventpub.errors import SinkError
-from eventpub.sink.base import Content, CrashPoint, Sink
+from eventpub.sink.base import Content, CrashPoint, RecordRefusedError, Sink
 from eventpub.sink.folded import Folded
-from eventpub.sink.missing_markers import PartitionId
-from eventpub.sink.refusals import RecordRefusedError
+from eventpub.sink.records import PartitionId
 from tests.sink.helpers import as_set, events
 
 Key = tuple[str, int]

@@ -13,8 +13,8 @@ from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, topic_partition
 from eventpub.errors import SinkError
-from eventpub.shard.publishing import _MOST_REDOS, _REDO
-from eventpub.sink.base import Content
+from eventpub.shard.publishing import _MOST_REDOS
+from eventpub.sink.base import REDO, Content
 from eventpub.sink.client import Clients
 from eventpub.sink.records import Columns, Record
 from eventpub.sink.shard import ShardSink
@@ -186,7 +186,7 @@ class Way:
                 self._own().publish(Content(self._missing(rows)), crash_point=crash_point)
             except SinkError as error:
                 self.told.append(error.code)
-                fails = error.code not in _REDO
+                fails = error.code not in REDO
                 if fails and error.code != "sink.fenced" and not error.retriable:
                     raise
                 if fails:

@@ -19,13 +19,12 @@ from eventpub.errors import SinkError
 from eventpub.local import Kafka
 from eventpub.private_apis import SWITCHES, bulk
 from eventpub.private_apis.bulk import Bulk, bulk_of
-from eventpub.sink import owned_producer
-from eventpub.sink.base import Content
+from eventpub.sink import transaction
+from eventpub.sink.base import Content, RecordRefusedError
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.layout import check_topics
 from eventpub.sink.records import FixedEvents, partitions_of
-from eventpub.sink.refusals import RecordRefusedError
 from eventpub.sink.shard import ShardSink
 from tests import cautions
 from tests.sink.helpers import (
@@ -205,7 +204,7 @@ class TestOnABroker:
                 assert topic == sink.topic
                 assert behind - first == counts[partition]
                 assert batch.next_offsets[topic, partition] == behind + 1
-        assert not any(c.reports_each for c in owned_producer.cautions.values())
+        assert not any(c.reports_each for c in transaction.cautions.values())
         assert_published_once(sink.bootstrap_servers, sink.topic, *parts)
         message = next(
             m for m in read_topic(sink.bootstrap_servers, sink.topic) if m.key() == b"order-3"

@@ -38,8 +38,8 @@ from eventpub.local import Kafka
 from eventpub.ops.topic import TopicReader
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
+from eventpub.sink.fencing import transactional_id
 from eventpub.sink.layout import check_topics
-from eventpub.sink.owned_producer import transactional_id
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.servers.kafka import kafka
@@ -527,7 +527,7 @@ class TestErrorsThatOnlyTheLogShows:
                 with pytest.raises(SinkError):
                     sink.publish(Content(FIRST))
                 assert sink.needs_replacement
-                sink._owned.needs_replacement = False
+                sink._writer.needs_replacement = False
 
     @pytest.mark.parametrize("when", ["after_begin", "before_commit"])
     def test_a_topic_that_is_gone_in_the_middle(self, cluster: MockCluster, when: str) -> None:

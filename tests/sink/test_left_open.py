@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from eventpub import config, times
 from eventpub.errors import SinkError
-from eventpub.sink import left_open, numbered
+from eventpub.sink import missing_markers, numbered
+from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
+from eventpub.sink.markers import Numbered
 from eventpub.sink.missing_markers import again
+from eventpub.sink.records import Record
 from eventpub.sink.transaction import PROBE
 
 SINK = config.Sink(topic="orders", bootstrap_servers="127.0.0.1:1")
@@ -49,7 +52,7 @@ class Message:
 
 def settling(
     monkeypatch: pytest.MonkeyPatch, there: list[Message], visible: set[int]
-) -> left_open.Settling:
+) -> missing_markers.Settling:
     def ranges(
         _: Any, asked: dict[Any, tuple[int, int]], *, committed: bool, few: bool = False
     ) -> Iterator[Message]:
@@ -59,13 +62,15 @@ def settling(
             if first <= message.at < end and (message.at in visible or not committed):
                 yield message
 
-    monkeypatch.setattr(left_open, "iter_ranges", ranges)
-    monkeypatch.setattr(left_open, "list_offsets", lambda _, places, *__, **___: {places[0]: 0})
-    return left_open.Settling(Clients(SINK), "app", Mock(), {}, [])
+    monkeypatch.setattr(missing_markers, "iter_ranges", ranges)
+    monkeypatch.setattr(
+        missing_markers, "list_offsets", lambda _, places, *__, **___: {places[0]: 0}
+    )
+    return missing_markers.Settling(Clients(SINK), "app", Mock(), {}, [])
 
 
-def span(first: int, end: int, count: int, task: int = 0) -> left_open._Span:
-    return left_open._Span(task, ("orders", 0), first, end, count)
+def span(first: int, end: int, count: int, task: int = 0) -> missing_markers._Span:
+    return missing_markers._Span(task, ("orders", 0), first, end, count)
 
 
 def test_what_lies_between_the_parts_of_a_batch_is_not_of_it(
@@ -97,7 +102,7 @@ def test_a_topic_that_may_not_be_read_is_believed(monkeypatch: pytest.MonkeyPatc
     def refused(*_: Any, **__: Any) -> Iterator[Message]:
         raise SinkError("sink.not_authorized", "no")
 
-    monkeypatch.setattr(left_open, "iter_ranges", refused)
+    monkeypatch.setattr(missing_markers, "iter_ranges", refused)
     assert made._is_visible(span(0, 1, 1))
 
 
@@ -115,3 +120,54 @@ def test_a_broker_that_stays_away_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     sink.markers = Mock(back_to=Mock(side_effect=[away, away, []]))
     sink.settle({0: {"query": "q", "batch": 1}}, [])
     assert (runs.call_count, sink.markers.back_to.call_count) == (2, 3)
+
+
+class Writer:
+    """Of transactions: keeps what it is told."""
+
+    ended: list[set[tuple[str, int]]]
+    committed: list[str]
+
+    def __init__(self, *_: Any) -> None:
+        self.caution = Mock(reduces_dead=False)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def run(self, parts: Iterator[Batch], *_: Any) -> None:
+        topics = [topic for batch in parts for topic, _ in batch.side]
+        self.committed += topics
+
+    def run_in_vain(self, places: set[tuple[str, int]]) -> None:
+        self.ended.append({*places})
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_what_a_former_attempt_has_left_open_is_ended_in_a_topic_that_a_column_names(
+    monkeypatch: pytest.MonkeyPatch, is_repeated: bool
+) -> None:
+    """Only the topic of the options was looked at."""
+    place = "named", 1
+    monkeypatch.setattr(times, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(Writer, "ended", [], raising=False)
+    monkeypatch.setattr(Writer, "committed", [], raising=False)
+    monkeypatch.setattr(numbered, "TransactionWriter", Writer)
+    monkeypatch.setattr(numbered, "list_offsets", lambda _, places, *__: dict.fromkeys(places, 9))
+    monkeypatch.setattr(
+        numbered, "open_below", lambda _, ends, *__: {p: 5 for p in ends if p == place}
+    )
+    sink = numbered.NumberedSink(Clients(SINK), "app")
+    sink.partitions = {"named": 2}
+    sink.markers = Mock(
+        own=Mock(return_value=None), back_to=Mock(return_value=[]), batch=lambda _: Batch({}, [])
+    )
+    rows = Batch({}, [("named", Record(b"k", b"v", 0, 1, []))])
+    parts = MagicMock(rows=1, has_rows=True, digest=lambda: "d")
+    parts.__iter__.side_effect = lambda: iter([lambda *_: rows])
+    done = sink.publish(Numbered("q", 1, 0, is_repeated), parts)
+    assert done.is_new
+    assert Writer.committed == ["named"]
+    assert Writer.ended == ([{place}] if is_repeated else []), "once"

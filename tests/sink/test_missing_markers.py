@@ -7,7 +7,6 @@ either case. The others make the same log in another way, by a request that come
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -17,18 +16,17 @@ from confluent_kafka import Consumer, TopicPartition
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import numbered
-from eventpub.sink.base import Content, no_crash
+from eventpub.sink.base import Content
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.layout import check_topics
-from eventpub.sink.missing_markers import MissingMarkerError, PartitionId, Written
-from eventpub.sink.owned_producer import OwnedProducer
-from eventpub.sink.records import SOURCE, Record
-from eventpub.sink.refusing import Numbered
+from eventpub.sink.markers import Numbered
+from eventpub.sink.missing_markers import MissingMarkerError
+from eventpub.sink.records import SOURCE, PartitionId, Record, Written
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets, open_below
-from eventpub.sink.transaction import Transactions
+from eventpub.sink.transaction import TransactionWriter
 from tests.sink.conftest import OwnBroker, broker_with_doors
 from tests.sink.helpers import (
     APP,
@@ -249,11 +247,10 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
     lost = Record(f"{APP}/2", b"{}", partition, 0, [(SOURCE, APP)])
     with verification(own_broker, on=False):
         made = Clients(sink.model_copy(update=through))
-        with closing(OwnedProducer(made, APP, 2)) as late:
-            late.ready()
+        with TransactionWriter(made, APP, 2) as late:
             own_broker.proxy.strike_next(PRODUCE, "held")
             with pytest.raises(SinkError):
-                Transactions(made, 1, late).run([Batch({}, [(topic, lost)])], no_crash)
+                late.run([Batch({}, [(topic, lost)])])
         high = list_offsets(clients, [place], "latest")[place]
         eventually(lambda: not open_below(clients, {place: high}, 0))
         own_broker.proxy.release()
@@ -304,9 +301,8 @@ def test_what_a_task_has_committed_is_published_again_with_its_marker(
     clients = Clients(sink)
     batches, marker = numbered.NumberedSink(clients, APP), marker_of(left_open)
     if is_aborted:  # as by whoever has begun to settle it, and died
-        with closing(OwnedProducer(clients, APP, 0)) as owned:
-            owned.ready()
-            Transactions(clients, 1, owned).run_in_vain(left_open)
+        with TransactionWriter(clients, APP, 0) as writer:
+            writer.run_in_vain(left_open)
         batches.settle({0: marker}, [])
         assert_published_once(own_broker.open, sink.topic, FIRST)
     batches.settle({0: marker}, [0] if is_aborted else [])

@@ -24,8 +24,7 @@ from eventpub.sink import fold
 from eventpub.sink.base import Content
 from eventpub.sink.client import ClientLog, Clients
 from eventpub.sink.layout import check_leaders, check_topics
-from eventpub.sink.missing_markers import PartitionId
-from eventpub.sink.records import DeadRow
+from eventpub.sink.records import DeadRow, PartitionId
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually

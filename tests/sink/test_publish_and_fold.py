@@ -23,13 +23,12 @@ from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
 from eventpub.local import Kafka
-from eventpub.sink.base import Content
+from eventpub.sink.base import Content, RecordRefusedError
 from eventpub.sink.client import ClientLog, Clients
+from eventpub.sink.fencing import fence_all
 from eventpub.sink.fold import Fold
 from eventpub.sink.layout import check_topics
-from eventpub.sink.owned_producer import fence_all
 from eventpub.sink.records import DeadRow
-from eventpub.sink.refusals import RecordRefusedError
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
@@ -562,7 +561,7 @@ class TestRivals:
             sink.close()
             sink = ShardSink(Clients(sink_config), APP, WHOLE)
         else:
-            sink._owned.needs_replacement = False
+            sink._writer.needs_replacement = False
 
         def late(point: str) -> None:
             if point == "before_commit":

@@ -23,14 +23,13 @@ from eventpub.errors import ConfigError, SinkError
 from eventpub.local import Kafka
 from eventpub.shard.dead_letters import Refusals, dead_rows
 from eventpub.sink import client
-from eventpub.sink.base import Content
+from eventpub.sink.base import Content, RecordRefusedError
 from eventpub.sink.client import Clients, check_properties
 from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.layout import check_topics
 from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.origin import has_written, sources_of
 from eventpub.sink.records import DeadRow
-from eventpub.sink.refusals import RecordRefusedError
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
 from tests.sink.helpers import (

@@ -187,7 +187,7 @@ def main() -> int:
         patch("eventpub.spark.publisher.is_alive", lambda session: session is not None),
         patch("eventpub.spark.publisher.end_session", lambda **_: None),
         patch("eventpub.spark.sink_task.TaskContext", context),
-        patch("eventpub.spark.input_rows.require_whole_input", lambda: None),
+        patch("eventpub.spark.rows.require_whole_input", lambda: None),
         patch("eventpub.spark.source.collect_no_imports", lambda: None),
         patch("eventpub.spark.sink.collect_no_imports", lambda: None),
     ):

@@ -13,8 +13,8 @@ from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.coordinator.events import Log
 from eventpub.errors import StoreError
+from eventpub.spark.driver import Observed
 from eventpub.spark.notes import Notes, Requests, asked, of_one_batch
-from eventpub.spark.observed import Observed
 from eventpub.state import StateDir
 
 

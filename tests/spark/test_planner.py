@@ -16,8 +16,8 @@ from eventpub.channel import Report, Request
 from eventpub.config import App, Config, Read, Recount, Run, Sink, Spark, Store
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import EventStore
+from eventpub.spark.driver import Observed
 from eventpub.spark.journal import KEYS, Journal, Journals
-from eventpub.spark.observed import Observed
 from eventpub.spark.place import Place
 from eventpub.spark.plan import FIRST_BYTES, Plan
 from eventpub.spark.planner import Planner
@@ -78,6 +78,7 @@ def played(database: FreshDatabase, tmp_path: Path) -> Iterator[Make]:
             )
             journals = Journals(Place(str(tmp_path)), "q")
             layout = EventStore.discover(config.store)
+            given.setdefault("observed", Observed(None))
             planner = Planner(config, layout, journals, None, **given)
             stack.callback(planner.close)
             return Played(planner, journals)

@@ -43,16 +43,16 @@ from eventpub.errors import EventpubError, SinkError, find_marked
 from eventpub.local import Kafka
 from eventpub.sink import numbered
 from eventpub.sink.client import Clients
+from eventpub.sink.fencing import transactional_id
 from eventpub.sink.markers import Markers
-from eventpub.sink.owned_producer import OwnedProducer, transactional_id
 from eventpub.sink.records import SOURCE
 from eventpub.sink.topics import list_offsets
-from eventpub.sink.transaction import Transactions
-from eventpub.spark import input_rows, sink_task, topic_watch
+from eventpub.sink.transaction import TransactionWriter
+from eventpub.spark import SourceError, checkpoint, sink_task
+from eventpub.spark import rows as of_spark
+from eventpub.spark.checkpoint import TopicWatch
 from eventpub.spark.options import SinkOptions, sink_options
-from eventpub.spark.process import SourceError
 from eventpub.spark.sink import EventpubSink, Published, Writer
-from eventpub.spark.topic_watch import TopicWatch
 from tests.sink.helpers import CREATED, read_topic
 from tests.spark import cut_off, redivided
 from tests.tcp_proxy import TcpProxy
@@ -146,7 +146,7 @@ _task = threading.local()
 def tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are tasks of Spark's; whether rows were cut off is tried with a real one below."""
     monkeypatch.setattr(sink_task, "TaskContext", SimpleNamespace(get=lambda: _task.context))
-    monkeypatch.setattr(input_rows, "require_whole_input", lambda: None)
+    monkeypatch.setattr(of_spark, "require_whole_input", lambda: None)
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_what_an_older_attempt_has_open_is_aborted(
 ) -> None:
     sink.write(0, [event("a", 1)])
     options = sink_options(sink.options)
-    stalled = OwnedProducer(Clients(options.sink), options.id, 0)
+    stalled = TransactionWriter(Clients(options.sink), options.id, 0)
     stalled.ready()
     stalled.client.begin_transaction()
     stalled.client.produce(topic_name, b"stalled", b"a", partition=0)
@@ -457,7 +457,7 @@ def test_a_transaction_that_was_left_open_is_noticed_without_any_rows(
     with held(kafka_server, place, options.id):
         watch.do(CheckTopic({}))
         watch.do(CheckTopic({}))
-        monkeypatch.setattr(topic_watch, "unnoticed_for", lambda _: 0.0)
+        monkeypatch.setattr(checkpoint, "unnoticed_for", lambda _: 0.0)
         with pytest.raises(SinkError) as found:
             watch.do(CheckTopic({}))
     assert found.value.code == "sink.hanging_transaction"
@@ -474,7 +474,7 @@ def test_an_unknown_answer_is_never_success(
     is_done: bool,
 ) -> None:
     sink.write(0, [event("a", 1)])
-    run, calls = Transactions.run, []
+    run, calls = TransactionWriter.run, []
 
     def doubtful(self: Any, *arguments: Any) -> None:
         calls.append(1)
@@ -483,7 +483,7 @@ def test_an_unknown_answer_is_never_success(
         if len(calls) == 1:
             raise SinkError(code, "no answer", retriable=True)
 
-    monkeypatch.setattr(Transactions, "run", doubtful)
+    monkeypatch.setattr(TransactionWriter, "run", doubtful)
     monkeypatch.setattr(times, "_FIRST_PAUSE", 0.01)
     sink.write(1, [event("a", 2)])
     assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2)]
@@ -500,7 +500,7 @@ def test_a_repeated_attempt_believes_no_leader_alone(
     """One that is cut off from the other brokers does not have the marker of the first attempt."""
     sink.write(0, [event("a", 1)])
     old: dict[Any, int] = {}
-    run = Transactions.run
+    run = TransactionWriter.run
 
     def listed(*arguments: Any, **more: Any) -> Any:
         return {
@@ -514,7 +514,7 @@ def test_a_repeated_attempt_believes_no_leader_alone(
 
     def lost(self: Any, *arguments: Any) -> None:
         run(self, *arguments)
-        monkeypatch.setattr(Transactions, "run", run)
+        monkeypatch.setattr(TransactionWriter, "run", run)
         old.update(before)
         if not is_spark_s:
             raise SinkError("sink.indefinite", "no answer", retriable=True)
@@ -525,7 +525,7 @@ def test_a_repeated_attempt_believes_no_leader_alone(
     monkeypatch.setattr("eventpub.sink.markers.list_offsets", listed)
     monkeypatch.setattr("eventpub.sink.markers.check_leaders", disagree)
     monkeypatch.setattr(times, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(Transactions, "run", lost)
+    monkeypatch.setattr(TransactionWriter, "run", lost)
     sink.write(1, [event("a", 2)])
     if is_spark_s:
         sink.attempt = 1

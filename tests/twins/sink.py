@@ -9,9 +9,8 @@ import numpy as np
 
 from eventpub.admission import values
 from eventpub.errors import SinkError
-from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
+from eventpub.sink.base import Content, CrashPoint, PublishedBatch, RecordRefusedError, no_crash
 from eventpub.sink.folded import Folded
-from eventpub.sink.refusals import RecordRefusedError
 
 PLACE = "events", 0
 LARGEST = 1_000_000

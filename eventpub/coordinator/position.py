@@ -1,0 +1,383 @@
+"""Where the publisher is, as it is written down; and which windows come next.
+
+A window's way: `Poll` → `Polled` → `Window` to each shard → `Report` of each → position. One window
+is the same for all shards, and none waits for another: a shard that is slow, or has no runner, is
+sent one large window instead of many small ones when it is ready, and reads it itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eventpub.channel import Beginning, PartitionId, Report, Request, Window
+from eventpub.coordinator.boundary import PollResult
+from eventpub.coordinator.events import Do, ForgetFormer, Poll, Polled, Remember, Reply
+from eventpub.coordinator.progress import Progress
+from eventpub.coordinator.recounting import Recounting
+from eventpub.coordinator.shards import Shard
+from eventpub.sources.mysql import Layout
+from eventpub.sources.mysql.open_transactions import DAY
+
+
+@dataclass(frozen=True)
+class StartState:
+    """What a start has found out; times are µs.
+
+    Attributes:
+        run: which start of the publisher this is; it grows.
+        now: the database's time.
+        start: events created at or before are not published.
+        position: up to where a former run has accounted for everything; None: there was none.
+        low: as of `channel.Beginning`.
+        hidden_since: as of `channel.Window`, as the former run has left it.
+        acknowledged: next offsets up to which shards have ever reported to be.
+        is_placed: as of `channel.Beginning`.
+        former_shards, former_indexes: as of `channel.Beginning`.
+        newest: as of `NewestRows.last`.
+        server: identity of the database server that was read last; "": not known.
+        until: nothing created after it is published, and then it is over; None: there is no end.
+        is_paused, paused_by: whether the former run was, and by whom.
+        kept: what else is written down with the position, and does not change.
+        requests: that were left for the next publisher.
+    """
+
+    run: int
+    now: int
+    layout: Layout
+    partitions: int
+    start: int
+    low: int
+    position: int | None = None
+    hidden_since: int | None = None
+    acknowledged: Mapping[PartitionId, int] = field(default_factory=dict)
+    is_placed: bool = False
+    former_shards: int | None = None
+    former_indexes: tuple[str, ...] = ()
+    newest: tuple[int, int] | None = None
+    server: str = ""
+    until: int | None = None
+    is_paused: bool = False
+    paused_by: str = ""
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    requests: tuple[tuple[Request, Reply], ...] = ()
+
+
+class DurableState:
+    """Where the publisher is, as it is written down. All times are µs."""
+
+    def __init__(self, begin: StartState) -> None:
+        self._begin = begin
+        self.position = begin.start if begin.position is None else begin.position
+        self.low = begin.low
+        self.shards_hidden_since = begin.hidden_since
+        self.open_hidden_since: int | None = None
+        """Of what was open at the last poll: while the clock is behind, no window says it."""
+        self._hidden_since: dict[int, int | None] = {}
+        self.acknowledged: dict[PartitionId, int] = dict(begin.acknowledged)
+        self.is_placed = begin.is_placed
+        self.former_shards = begin.former_shards
+        self.former_indexes = begin.former_indexes
+        self.newest = begin.newest
+        self.layout = begin.layout
+        self.has_read = begin.position is not None
+        self.uncounted_since: int | None = None
+        self.written: dict[str, Any] | None = None
+        self.to_forget: ForgetFormer | None = None
+
+    def has_first_written(self, report: Report) -> bool:
+        """Whether a report is of the first records in a partition that anybody knows of."""
+        known = self.acknowledged
+        return any(end and not known.get(place) for place, end in report.offsets.items())
+
+    def take(self, shards: list[Shard], report: Report, recounting: Recounting) -> None:
+        """Take over a report: what is hidden is of no use without the position it belongs to."""
+        self.acknowledged |= report.offsets
+        self.is_placed = self.is_placed or report.is_placed
+        if report.done:  # before its first window a runner knows of nothing that hides
+            self._hidden_since[report.shard] = report.hidden_since
+        reports = [shard.report for shard in shards if shard.report is not None]
+        if len(reports) == len(shards):
+            self.position = min(r.position for r in reports)
+            self.low = min(r.low for r in reports)
+            self.has_read = True
+            begun = self._begin.hidden_since
+            since = [self._hidden_since.get(r.shard, begun) for r in reports]
+            self.shards_hidden_since = min((at for at in since if at is not None), default=None)
+        self.uncounted_since = recounting.uncounted_since
+
+    def hidden(self, time: int | None) -> int | None:
+        """Nothing that is hidden, or was and is not counted since, was created at or before.
+
+        A new poller begins with it: whatever was hidden when the position was reached. Where that
+        is years old nothing was seen hidden there, and a start counts again itself what the former
+        run has left: of both, more than a day counts as a day.
+
+        Args:
+            time: the database's time of the last poll, µs; None: this run has not polled yet.
+        """
+        if not self.has_read:
+            return None
+        day_ago = (self._begin.now if time is None else time) - DAY
+        others = [self.uncounted_since, self.position]
+        seen = [self.shards_hidden_since, self.open_hidden_since]
+        if time is None:
+            others, seen = [*others, *seen], []
+        since = [max(at, day_ago) for at in others if at is not None]
+        return min([*since, *(at for at in seen if at is not None)])
+
+    def held(self, shard: Shard) -> tuple[int, int] | None:
+        """Between which times a shard may hold events, as it or the former run has said last."""
+        begin, last = self._begin, shard.report
+        if last is not None:
+            return (last.low, last.position) if last.holds else None
+        return None if begin.position is None else (begin.low, begin.position)
+
+    def beginning(self, shard: Shard, uncounted_since: int | None) -> Beginning:
+        """What a shard's next runner is to know, with its own `low` where it has reported one."""
+        return Beginning(
+            hidden_since=self._unpublished_since(uncounted_since),
+            low=self.low if shard.report is None else max(self.low, shard.report.low),
+            position=self.position,
+            acknowledged=dict(self.acknowledged),
+            is_placed=self.is_placed,
+            uncounted_since=uncounted_since,
+            former_shards=self.former_shards,
+            former_indexes=self.former_indexes,
+        )
+
+    def _unpublished_since(self, *others: int | None) -> int | None:
+        since = (self.shards_hidden_since, self.open_hidden_since, *others)
+        return min((at for at in since if at is not None), default=None)
+
+    def take_over_former(self) -> None:
+        """All shards have what former indexes knew: these are removed when that is written."""
+        former, indexes = self.former_shards, self.former_indexes
+        self.former_shards, self.former_indexes = None, ()
+        if former is not None or indexes:
+            self.to_forget = ForgetFormer(former)
+
+    def write(self, what: dict[str, Any], do: Do) -> None:
+        """Have that written down, where it is new: a write waits for the disk."""
+        if what != self.written or self.to_forget is not None:
+            do(Remember(what, self.to_forget))
+            self.written, self.to_forget = what, None
+
+    def is_not_written(self, command: Remember) -> None:
+        """The state could not be written: it is due again."""
+        self.written = None
+        self.to_forget = command.then or self.to_forget
+
+    def document(self, shards: int, progress: Progress, recounting: Recounting) -> dict[str, Any]:
+        """What must outlive the process."""
+        begin = self._begin
+        behind_since = recounting.behind_since(self.position)
+        return {
+            **begin.kept,
+            "run": begin.run,
+            "position": self.position,
+            "low": self.low,
+            "hidden_since": self._unpublished_since(recounting.uncounted_since, behind_since),
+            "holds": progress.holds_open,
+            "newest": None if self.newest is None else [*self.newest, self.layout.sampled_by],
+            "ends": [[*place, end] for place, end in self.acknowledged.items()],
+            "shards": shards if self.former_shards is None else self.former_shards,
+            "partitions": begin.partitions,
+            "placed": self.is_placed,
+            "server": progress.server,
+        }
+
+
+_FIRST_WAIT = 0.25
+_LONGEST_WAIT = 30.0
+"""Seconds until a poll that has failed is tried again, twice as many each time."""
+
+_PAUSED_EVERY = 1.0
+"""Seconds between two polls while the publisher is paused: they find the same window each time."""
+
+
+@dataclass
+class Polling:
+    """When the boundary is polled; the machine's times are seconds.
+
+    Attributes:
+        at: when the next poll is of use.
+        wait: until the one after it, if it fails.
+        is_under_way: whether there is one now.
+        anew: whether the next poll opens a new connection.
+    """
+
+    at: float = 0.0
+    wait: float = _FIRST_WAIT
+    is_under_way: bool = False
+    anew: bool = False
+
+    def begin(self) -> bool:
+        self.is_under_way = True
+        anew, self.anew = self.anew, False
+        return anew
+
+    def done(self, pause: float, now: float) -> None:
+        self.is_under_way, self.wait = False, _FIRST_WAIT
+        self.at = now + pause
+
+    def try_again(self, now: float) -> None:
+        """What one that has failed has met is over."""
+        self.at, self.wait = min(self.at, now), _FIRST_WAIT
+
+    def failed(self, now: float) -> None:
+        """The poll failed: the next one reconnects, so no conclusion spans two servers."""
+        self.is_under_way, self.anew = False, True
+        self.at = now + self.wait
+        self.wait = min(2 * self.wait, _LONGEST_WAIT)
+
+
+class Windows:
+    """Pure: times are the machine's, s, and arguments, where nothing else is said.
+
+    Args:
+        with_rows: whether the rows of full pages are read for the shards.
+        longest_wait: of a hold between two attempts, µs.
+
+    Attributes:
+        planned: the end of the last window, or where the first begins, µs.
+        last: the last window; None: nothing is planned yet.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        durable: DurableState,
+        with_rows: bool,
+        longest_wait: int,
+        do: Do,
+    ) -> None:
+        self._shards = shards
+        self._durable = durable
+        self._with_rows = with_rows
+        self._longest_wait = longest_wait
+        self._do = do
+        self.planned = durable.position
+        self._boundary = 0
+        self._time: int | None = None
+        self.polling = Polling()
+        self.last: Window | None = None
+
+    # -- polls ------------------------------------------------------------------------------------
+
+    def poll(self, now: float, *, is_paused: bool = False) -> None:
+        """Poll the boundary, where that is due and shards can take what comes of it.
+
+        While the publisher is paused, only how far the boundary is, and what is open, is of use.
+        """
+        polling = self.polling
+        if polling.is_under_way or now < polling.at:
+            return
+        live = [shard for shard in self._shards if shard.lane is not None]
+        if not live or any(shard.is_full(now) for shard in live):
+            return
+        shards = [] if is_paused else live
+        dues = [due for shard in shards if (due := self._next_due(shard)) is not None]
+        next_due, hidden_since = min(dues, default=None), self._durable.hidden(self._time)
+        anew = polling.begin()
+        with_rows = self._with_rows and not is_paused
+        self._do(Poll(self.planned, next_due, with_rows, anew, hidden_since))
+
+    def polled(
+        self, event: Polled, uncounted_since: int | None, now: float, *, is_paused: bool = False
+    ) -> None:
+        """The boundary was polled: send the window that there is now, if any.
+
+        While the publisher is paused nothing is sent; the window is there again at the next poll.
+        """
+        result = event.result
+        self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
+        before = self._time
+        self._boundary, self._time = result.upper, result.now
+        # what has begun since the poll is not known: a gap that is seen later is not skipped
+        open_since = result.now if result.open_since is None else result.open_since
+        if self.last is not None and before is not None and result.now < before:
+            # by the clock of before it says nothing of what has begun since
+            self.last = replace(self.last, open_since=open_since)
+        if is_paused:
+            return
+        window = Window(
+            0,
+            self.planned if result.end is None else max(result.end, self.planned),
+            open_since=open_since,
+            hidden_since=result.hidden_since,
+            uncounted_since=uncounted_since,
+        )
+        if event.after != self.planned:
+            # all shards have read further meanwhile: its rows begin too low
+            result = replace(result, rows=None)
+        if result.end is not None or self.last is None:
+            self._send(window, result, event.after, now)
+        elif result.is_due:
+            self._send_for_holds(window, result, now)
+
+    def begin_at(self, position: int) -> None:
+        """All shards have read up to there, µs: windows begin no lower.
+
+        Another runner of a shard, which may have begun already, may have an older index: it reads
+        up to there, too.
+        """
+        self.planned = max(self.planned, position)
+        if self.last is not None and self.last.upto < self.planned:
+            self.last = replace(self.last, upto=self.planned)
+            for shard in self._shards:
+                shard.is_behind = shard.lane is not None
+
+    # -- what shards are sent ---------------------------------------------------------------------
+
+    def begin(self, shard: Shard, now: float) -> None:
+        if self.last is not None:
+            shard.send(self.last, now)
+
+    def catch_up(self, now: float) -> None:
+        """One window for what was left out, where a shard has done what it was sent."""
+        for shard in self._shards:
+            if shard.is_behind and not shard.sent and self.last is not None:
+                shard.send(self.last, now)
+
+    def _send(self, window: Window, result: PollResult, after: int, now: float) -> None:
+        self.planned, self.last = window.upto, window
+        if result.is_page:
+            self.polling.at = now
+        for shard in self._shards:
+            rows = None if result.rows is None else result.rows[shard.number]
+            sent = window if rows is None else replace(window, after=after)
+            shard.send(sent, now, rows=rows, is_page=result.is_page)
+
+    def _send_for_holds(self, window: Window, result: PollResult, now: float) -> None:
+        """A window without rows for the shards whose holds are due."""
+        for shard in self._shards:
+            due = self._next_due(shard)
+            if due is not None and due <= result.now:
+                shard.due_sent_for = shard.report
+                shard.send(window, now)
+
+    def _next_due(self, shard: Shard) -> int | None:
+        """When a hold is due; now where the database's clock was set back since it was seen."""
+        due = shard.next_due()
+        time = self._time or 0
+        return time if due is not None and due > time + self._longest_wait else due
+
+    # -- how far it is ----------------------------------------------------------------------------
+
+    def read_upto(self) -> tuple[int, int] | None:
+        """Up to where all shards have read, and any of them, or the database for them; µs.
+
+        None while one of them has not reported. Rows may be as old as their window when a shard
+        comes to them: what was young when that was planned is counted, however long it takes.
+        """
+        reports = [shard.report for shard in self._shards if shard.report is not None]
+        if len(reports) < len(self._shards):
+            return None
+        at = [report.position for report in reports]
+        return min(at), max([*at, self.planned])
+
+    def is_reached(self, position: int) -> bool:
+        """Whether everything up to the boundary is published: that up to the position, µs, is."""
+        return bool(self._boundary) and position >= self._boundary
