@@ -35,6 +35,15 @@ from eventpub.coordinator.requests import Pauses, Requests
 from eventpub.coordinator.shards import Failures, Runners, Shard, has_got_on
 from eventpub.errors import EventpubError
 
+_OUTCOMES: dict[type[e.Event], type[e.Command]] = {
+    e.Polled: e.Poll,
+    e.Counted: e.Count,
+    e.LagMeasured: e.MeasureLag,
+    e.TopicChecked: e.CheckTopic,
+    e.TableChecked: e.CheckTable,
+}
+"""By event, the command that is done then; a `Sample` may take two."""
+
 _FOLDING_EVERY = 10.0
 """Seconds between two lines that say how far the topic is read back."""
 
@@ -96,7 +105,7 @@ class Coordinator:
             e.Tick: self._ticked,
             e.Sampled: self._sampled,
             e.LagMeasured: self._lag_measured,
-            e.TopicChecked: lambda *_: self._schedule.is_done(e.CheckTopic),
+            e.TopicChecked: lambda *_: None,
             e.TableChecked: self._table_checked,
             e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
@@ -131,6 +140,9 @@ class Coordinator:
             self.windows.polling.try_again(now)
             for shard in self.shards:
                 shard.start_at = min(shard.start_at, now)
+        if (kind := _OUTCOMES.get(type(event))) is not None:
+            self._schedule.is_done(kind)
+            self._failures.is_done(kind)
         self._handlers[type(event)](event, now)
         if not self.runners.is_over:
             self._go_on(now)
@@ -244,7 +256,6 @@ class Coordinator:
     # -- windows ----------------------------------------------------------------------------------
 
     def _polled(self, event: e.Polled, now: float) -> None:
-        self._failures.is_done(e.Poll)
         self.lag.boundary = event.result.upper
         self.progress.without_identity += event.result.without_identity
         if self.changes.polled(event.result, now):
@@ -255,7 +266,6 @@ class Coordinator:
     # -- recount ----------------------------------------------------------------------------------
 
     def _counted(self, event: e.Counted, now: float) -> None:
-        self._failures.is_done(e.Count)
         self._recounting.counted(event)
         # by the clock that it was counted by: were that set back, it would be due again at once
         self._count(now, event.now)
@@ -314,8 +324,6 @@ class Coordinator:
             self.runners.stop(error, now)
 
     def _lag_measured(self, event: e.LagMeasured, now: float) -> None:
-        self._schedule.is_done(e.MeasureLag)
-        self._failures.is_done(e.MeasureLag)
         self.lag.measured(event, self.durable.position, now)
 
     def _table_checked(self, event: e.TableChecked, now: float) -> None:

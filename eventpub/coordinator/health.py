@@ -280,15 +280,15 @@ def _of(shard: Shard) -> str:
 # -- what is checked -----------------------------------------------------------------------------
 
 _SECOND = 1.0
-_TOPIC_EVERY = 5.0
-"""Seconds between two checks whether the topic is the same, and whether another publisher writes to
-it where this one does not."""
+_EVERY: dict[type[e.Command], float] = {
+    e.MeasureLag: _SECOND,
+    e.Sample: _SECOND,
+    e.CheckTopic: 5.0,
+    e.CheckTable: 60.0,
+}
+"""Seconds between two checks of a kind."""
 
 _IN_DOUBT_AFTER = 0.5
-_TABLE_EVERY = 60.0
-"""Seconds between two checks whether the event table is the same: by an altered type its times are
-read wrongly, by an altered collation no index is of use any more."""
-
 _OF_ANOTHER_TABLE = {"store.table_altered", "store.index_missing", "store.column_missing"}
 
 _OPEN_EVERY = 10.0
@@ -299,9 +299,7 @@ _IDLE_AFTER = 2.0
 
 
 class Schedule:
-    """What is checked now and then: lag, topic, table, ends, and samples of the newest rows.
-
-    Each is a command, of which one is under way at a time.
+    """What is checked now and then, each with a command of which one is under way at a time.
 
     Times are the machine's, s.
 
@@ -311,8 +309,8 @@ class Schedule:
 
     def __init__(self, is_exact: bool) -> None:
         self._is_exact = is_exact
-        self.second_at = 0.0
-        self._topic_at = self._table_at = self._open_at = 0.0
+        self.second_at = self._open_at = 0.0
+        self._next: dict[type[e.Command], float] = {}
         self._busy_at = float("-inf")
         self._stood: dict[PartitionId, int] = {}
         self._under_way: set[type[e.Command]] = set()
@@ -342,18 +340,14 @@ class Schedule:
             position: everything created at or before is read, µs; and how many rows.
             ends: up to where the topics are known to be written.
         """
-        if e.MeasureLag not in self._under_way:
-            yield self._begin(e.MeasureLag(*position))
-        if e.Sample not in self._under_way and time:
-            yield self._begin(e.Sample())
-        if now >= self._topic_at and e.CheckTopic not in self._under_way:
-            self._topic_at = now + _TOPIC_EVERY
+        if self._begins(e.MeasureLag, now):
+            yield e.MeasureLag(*position)
+        if time and self._begins(e.Sample, now):
+            yield e.Sample()
+        if self._begins(e.CheckTopic, now):
             stood, self._stood = self._stood, dict(ends)
-            yield self._begin(
-                e.CheckTopic({at: end for at, end in ends.items() if stood.get(at) == end})
-            )
-        if now >= self._table_at:
-            self._table_at = now + _TABLE_EVERY
+            yield e.CheckTopic({at: end for at, end in ends.items() if stood.get(at) == end})
+        if self._begins(e.CheckTable, now):
             yield e.CheckTable()
         if now - self._busy_at < _IDLE_AFTER or not ends:
             self._open_at = now + _OPEN_EVERY
@@ -361,14 +355,18 @@ class Schedule:
             self._open_at = now + _OPEN_EVERY
             yield e.CheckOpen(ends)
 
+    def _begins(self, kind: type[e.Command], now: float) -> bool:
+        if kind in self._under_way or now < self._next.get(kind, 0.0):
+            return False
+        self._next[kind] = now + _EVERY[kind]
+        self._under_way.add(kind)
+        return True
+
     def met(self, error: EventpubError, now: float) -> None:
         """Where a statement has met another table than is known, it is looked at soon."""
         if error.code in _OF_ANOTHER_TABLE:
-            self._table_at = min(self._table_at, now + _IN_DOUBT_AFTER)
-
-    def _begin(self, command: e.Command) -> e.Command:
-        self._under_way.add(type(command))
-        return command
+            soon = now + _IN_DOUBT_AFTER
+            self._next[e.CheckTable] = min(self._next.get(e.CheckTable, soon), soon)
 
     def is_done(self, kind: type[e.Command]) -> None:
         """A command of this type may be given again; while a server hangs no more are waiting."""

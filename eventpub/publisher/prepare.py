@@ -264,15 +264,13 @@ def kept_start(state: StateDir, configured: str, storage: Storage) -> dict[str, 
     Raises:
         StateError: state.start_lost.
     """
-    kept = _start_in(state.read(state.start_file))
-    if kept is not None:
-        return kept
-    for file in (state.run_file, state.progress_file):
-        kept = _start_in((state.read(file) or {}).get("start"))
-        if kept is not None:
-            log.warning(
-                "start.json was lost; the start was taken from another file", file=file.name
-            )
+    for file in (state.start_file, state.run_file, state.progress_file):
+        data = state.read(file) or {}
+        is_first = file is state.start_file
+        if (kept := _start_in(data if is_first else data.get("start"))) is not None:
+            if not is_first:
+                text = "start.json was lost; the start was taken from another file"
+                log.warning(text, file=file.name)
             return kept
     indexes = [s for count in state.indexed() for s in _summaries(state, count, storage)]
     found = [s.baseline or BEGINNING for s in indexes if s is not None]
