@@ -2,20 +2,7 @@
 
 One loop calls `on` with one event after the other and does what it returns. It does no I/O and asks
 no clock, so a test plays a life of it in a few lines. It gives each event to the part that it is
-for, and then asks each part what follows (`_go_on`):
-
-- `Runners`: who publishes which shard, and how the publisher stops; `Failures` judges which error
-  makes it;
-- `Windows`: how far the table is read;
-- `Recounting`: what is counted again, and what shards compare because of it;
-- `DatabaseChanges`: what polls and samples show of the database;
-- `Schedule`: what is checked once a second;
-- `Requests`: what users ask of shards;
-- `DurableState`: what must outlive the process;
-- `Pauses`: whether nothing is published for now;
-- `Health`: whether all of that works, as named checks.
-
-The parts share the list of shards; what they are made with says which others they know. All else
+for, and then asks each part what follows (`_go_on`). The parts share the list of shards; all else
 that one needs of another is passed here.
 """
 
@@ -94,7 +81,6 @@ class Coordinator:
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:
-        """What takes an event of each type, and the time at which it has come."""
         requests, runners = self._requests, self.runners
         return {
             Report: self._reported,
@@ -123,11 +109,7 @@ class Coordinator:
     # -- the loop's side --------------------------------------------------------------------------
 
     def on(self, event: e.Event, now: float) -> list[e.Command]:
-        """What is to be done because of an event.
-
-        Args:
-            now: the machine's time, s; it only grows.
-        """
+        """What is to be done because of an event; `now`: the machine's time, s; it only grows."""
         if self.seen_at < 0:
             self.lag.begin(now)
             self.rate.add(now, 0)
@@ -162,7 +144,6 @@ class Coordinator:
         return max(0.0, min([*later, self._schedule.second_at]) - now)
 
     def _go_on(self, now: float) -> None:
-        """What follows from how things are, whatever has happened."""
         if not self.runners.is_stopping:
             for shard in self.runners.due(now):
                 self._start_runner(shard, now)
@@ -337,7 +318,6 @@ class Coordinator:
             self.runners.end_all(now)
 
     def _connect_anew(self, why: EventpubError, now: float) -> None:
-        """All that reads the database begins again, on new connections."""
         self.runners.wait_out(why)
         self.windows.polling.anew = True
         self.runners.end_all(now)

@@ -52,14 +52,10 @@ class Monitor:
     """See the module. Times of the machine are seconds.
 
     Args:
-        config: the whole configuration.
         state: where progress and status are written.
         prepared: what the start has found out.
         publisher: the checkpoint.
         query: says whether it is paused.
-
-    Attributes:
-        progress: totals since the start of the process.
     """
 
     def __init__(
@@ -114,14 +110,12 @@ class Monitor:
         return {n: int(shard["published"]) for n, shard in [*self.progress.per_shard.items()]}
 
     def close(self) -> None:
-        """End the threads."""
         self._lag_work.end(0.3)
         self._broker_work.end(0.3)
 
     # -- what happens -----------------------------------------------------------------------------
 
     def started(self, session: Any) -> None:
-        """The query was started."""
         address = session.sparkContext.uiWebUrl or ""
         if address != self.progress.spark_ui:
             log.info("Spark's pages", address=address)
@@ -189,8 +183,8 @@ class Monitor:
         self.remember()
 
     def settle(self) -> None:
-        """The query was stopped, perhaps before Spark has noted that its last batch is done: the
-        markers on the topic say so."""
+        """The query was stopped, perhaps before Spark noted its last batch: the markers on the
+        topic tell."""
         newest, shards = self._journals.newest(), range(self._config.run.shards)
         heads = [self._journals.head(newest, n) for n in shards] if newest else [None]
         if newest <= self._plan.batch or None in heads:
@@ -205,7 +199,6 @@ class Monitor:
             self.remember()
 
     def _take_notes(self, now: float) -> None:
-        """Take over what processes of Spark's have left; see `observed` and `sink`."""
         for note in self._notes.take():
             self._noted(note, now)
 
