@@ -116,8 +116,7 @@ class Recount:
 
         Args:
             anew: these are all, perhaps of another index: where it knows of fewer rows than the one
-                before,
-                they are looked for again.
+                before, they are looked for again.
         """
         known = self._accounted.setdefault(shard, {})
         if anew:
@@ -154,10 +153,8 @@ class Recount:
         """Buckets to count out of turn: a few at a time.
 
         Taken from both ends, so that neither what ends now nor what a start has to count waits for
-        the
-        other. None that are still to be compared: what came after the comparison has read them
-        would be
-        forgotten when it ends.
+        the other. None that are still to be compared: what came after the comparison has read them
+        would be forgotten when it ends.
         """
         late = self._late_mismatched
         if len(late) >= MOST_BUCKETS:

@@ -60,8 +60,7 @@ class Recounting:
         Args:
             known: the shard's last reported position, µs.
             held: ``(after, upto]``, µs, in which the shard held events: what its index does not
-                hold any
-                more is counted again. None: nowhere.
+                hold any more is counted again. None: nowhere.
         """
         if report.read_before is not None:
             self._recount.read_before(report.read_before, known)
@@ -86,8 +85,7 @@ class Recounting:
 
     def behind_since(self, position: int) -> int | None:
         """Nothing that is to be counted yet was created at or before, µs, while the database's
-        clock is
-        behind the position and no window shows what comes. None: it is not behind."""
+        clock is behind the position and no window shows what comes. None: it is not behind."""
         if not self._horizon or self._last_time + CLOCK_STEP >= position:
             return None
         return self._last_time - self._horizon

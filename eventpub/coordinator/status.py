@@ -32,9 +32,8 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         JSON-serializable. Times that end in ``_at``, ``since`` and ``last_ok`` are Unix times in s,
         positions µs on the database's clock. ``lag.seconds`` is the age below the boundary of the
         oldest event that is not published; it grows while the database does not answer.
-        ``lag.events``
-        is of those not read yet, at most `workers.MOST_EVENTS`, and one for each aggregate that
-        waits;
+        ``lag.events`` is of those not read yet, at most `workers.MOST_EVENTS`, and one for each
+        aggregate that waits;
         null: not known. Rates are events a second.
     """
     is_paused, paused_by = coordinator.pauses.is_paused, coordinator.pauses.paused_by

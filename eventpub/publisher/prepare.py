@@ -127,8 +127,7 @@ def check_backlog(
 
     Args:
         position: of this publisher, µs; None: not known. Then a topic that was written before
-            passes:
-            what is to be published is known once that was read back.
+            passes: what is to be published is known once that was read back.
         start: where it starts, or started, µs.
 
     Raises:

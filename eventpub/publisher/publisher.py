@@ -205,8 +205,7 @@ class CommandRunner:
 
         Returns:
             `is_paused`; None: no answer in time. With an `error` it could not be written down, and
-            holds
-            until the publisher ends.
+            holds until the publisher ends.
         """
         by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
         outcome = self._answer(lambda reply: e.PauseAsked(is_paused, reply, by), _PAUSE_TIMEOUT)

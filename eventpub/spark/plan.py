@@ -22,12 +22,10 @@ class Plan:
         begin: a shard that has read nothing reads what was created after it.
         upto: events created at or before belong to this batch or to one before it.
         after: created after it and up to `upto` are few enough rows to be read as one page; None:
-            no
-            such time is known.
+            no such time is known.
         open_since, hidden_since, uncounted_since: as of `channel.Window`.
         unpublished_since: nothing that may be unpublished below `upto`, but for holds, was created
-            at
-            or before.
+            at or before.
         comparison, buckets: the recount's last comparison, and what this batch compares.
         newest: as of `NewestRows.last`.
         server: identity of the database server that was read; "": not known.

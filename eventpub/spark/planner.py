@@ -67,8 +67,7 @@ class Planner:
         layout: of the event table.
         journals: of the query.
         most_rows: most rows of a window; None: four of `read.page_rows`, since a batch costs a
-            quarter
-            of a second whatever it holds, and one of these at first.
+            quarter of a second whatever it holds, and one of these at first.
         until: nothing created after it is read, µs; None: there is no end.
         requests: those that wait.
         observed: takes what is seen of the database.
