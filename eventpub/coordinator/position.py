@@ -61,6 +61,20 @@ class StartState:
     kept: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[tuple[Request, Reply], ...] = ()
 
+    def document(
+        self, progress: Progress, *, ends: Mapping[PartitionId, int], **where: Any
+    ) -> dict[str, Any]:
+        """What must outlive the process, with where the publisher is now."""
+        return {
+            **self.kept,
+            **where,
+            "run": self.run,
+            "partitions": self.partitions,
+            "holds": progress.holds_open,
+            "server": progress.server,
+            "ends": [[*place, end] for place, end in ends.items()],
+        }
+
 
 class DurableState:
     """Where the publisher is, as it is written down. All times are µs."""
@@ -169,22 +183,17 @@ class DurableState:
         self.to_forget = command.then or self.to_forget
 
     def document(self, shards: int, progress: Progress, recounting: Recounting) -> dict[str, Any]:
-        begin = self._begin
         behind_since = recounting.behind_since(self.position)
-        return {
-            **begin.kept,
-            "run": begin.run,
-            "position": self.position,
-            "low": self.low,
-            "hidden_since": self._unpublished_since(recounting.uncounted_since, behind_since),
-            "holds": progress.holds_open,
-            "newest": None if self.newest is None else [*self.newest, self.layout.sampled_by],
-            "ends": [[*place, end] for place, end in self.acknowledged.items()],
-            "shards": shards if self.former_shards is None else self.former_shards,
-            "partitions": begin.partitions,
-            "placed": self.is_placed,
-            "server": progress.server,
-        }
+        return self._begin.document(
+            progress,
+            position=self.position,
+            low=self.low,
+            hidden_since=self._unpublished_since(recounting.uncounted_since, behind_since),
+            newest=None if self.newest is None else [*self.newest, self.layout.sampled_by],
+            ends=self.acknowledged,
+            shards=shards if self.former_shards is None else self.former_shards,
+            placed=self.is_placed,
+        )
 
 
 _FIRST_WAIT = 0.25
