@@ -242,19 +242,22 @@ class Config(Section):
 
 def contradictions(config: Config) -> Iterator[ConfigError]:
     """Values that are right alone and wrong together."""
-    sink, code = config.sink, "config.contradiction"
+    sink = config.sink
     for section, properties in ("sink", sink.properties), ("spark", config.spark.properties):
         for name, value in properties.items():
             why = form.refused_property(name, value, sink.delivery)
             if section == "spark" and not name.startswith("spark."):
                 why = "Spark ignores names that do not begin with spark."
             if why is not None:
-                where, fix = f"{section}.properties", f"remove {name} from [{section}.properties]"
-                text = f"{name} cannot be set like this: {why}"
-                yield ConfigError(code, text, where=f"{where}.{name}", suggestion=fix)
+                yield ConfigError(
+                    "config.contradiction",
+                    f"{name} cannot be set like this: {why}",
+                    where=f"{section}.properties.{name}",
+                    suggestion=f"remove {name} from [{section}.properties]",
+                )
     if config.run.engine == "spark" and sink.delivery != "exactly_once":
         yield ConfigError(
-            code,
+            "config.contradiction",
             f'sink.delivery = "{sink.delivery}" is only for run.engine = "threads"',
             where="sink.delivery",
             suggestion='remove sink.delivery, or set run.engine = "threads"',
@@ -266,7 +269,7 @@ def contradictions(config: Config) -> Iterator[ConfigError]:
     has_provider = sink.token_provider is not None
     if is_asked != has_provider and not (is_asked and of_library):
         yield ConfigError(
-            code,
+            "config.contradiction",
             "the mechanism OAUTHBEARER and a source of its tokens need each other",
             where="sink.token_provider",
             suggestion='set "sasl.mechanism" = "OAUTHBEARER" in [sink.properties], and'

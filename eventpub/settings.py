@@ -230,12 +230,12 @@ class _Table:
         for name, value in entries.items():
             origin, section = origins[name], _split(name)[0]
             if name in SECTIONS or name in MAPS:
-                message = f"{name} ({origin}) is a table, not a value"
-                fix = f"write [{name}] on a line of its own, its keys below it; or a JSON object"
-                self._refuse("config.invalid_value", message, name, fix=fix)
+                no_value = f"{name} ({origin}) is a table, not a value"
+                write = f"write [{name}] on a line of its own, its keys below it; or a JSON object"
+                self._refuse("config.invalid_value", no_value, name, fix=write)
             elif name not in KEYS and section not in MAPS:
-                message = f"there is no configuration key {name} ({origin})"
-                self._refuse("config.unknown_key", message, name, fix=_meant(name, origin))
+                unknown = f"there is no configuration key {name} ({origin})"
+                self._refuse("config.unknown_key", unknown, name, fix=_meant(name, origin))
             elif meant := _named_by_file(name, value):
                 if meant in entries:
                     both = f"both {meant} and {name} are set"
@@ -257,8 +257,8 @@ class _Table:
             self.problems.append(problem)
             return
         if not text:
-            fix = "write the secret into it, or remove the key"
-            self._refuse("config.password_file", f"{file} is empty", key, fix=fix)
+            fill = "write the secret into it, or remove the key"
+            self._refuse("config.password_file", f"{file} is empty", key, fix=fill)
             return
         masking.remember(text)
         secret = masking.FileSecret(text, file.absolute())
@@ -290,13 +290,14 @@ class _Table:
         if detail["type"] == "missing":
             there = "" if self._file.exists() else " (no such file)"
             variable = KEYS[key].variable
-            message = f"{key} is not set; looked in {self._file}{there}, {variable} and the flags"
-            fix = f"set it in the file, by {variable}, or by --set {key}=…"
-            self._refuse("config.missing_key", message, key, fix=fix)
+            missing = f"{key} is not set; looked in {self._file}{there}, {variable} and the flags"
+            places = f"set it in the file, by {variable}, or by --set {key}=…"
+            self._refuse("config.missing_key", missing, key, fix=places)
         else:
             value, origin = _quoted(key, self._values.get(key)), self.origins.get(key, "default")
-            message, fix = f"{key} = {value} ({origin}) is not valid", _wanted(detail, key)
-            self._refuse("config.invalid_value", message, key, fix=f"it must be: {fix}")
+            invalid = f"{key} = {value} ({origin}) is not valid"
+            wanted = f"it must be: {_wanted(detail, key)}"
+            self._refuse("config.invalid_value", invalid, key, fix=wanted)
 
 
 def _named_by_file(name: str, value: Any) -> str | None:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import IO
 
 import click
@@ -67,10 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _answered(arguments: list[str]) -> int:
     try:
-        if "--json" not in arguments:
-            return _run(arguments, None)
-        with output.only_stderr() as out:
-            return _run(arguments, out)
+        with output.only_stderr() if "--json" in arguments else nullcontext() as out:
+            status = _run(arguments, out)
+        sys.stdout.flush()  # Python's end would complain, with an exit status of its own
+        return status
     except ReaderGoneError:
         return output.READER_GONE
     except EventpubError as failed:  # the answer is known, and cannot be written
@@ -81,18 +81,10 @@ def _answered(arguments: list[str]) -> int:
 
 
 def _leave(status: int) -> int:
-    """Flush the streams; the exit status.
+    """End the process where daemon threads are left; otherwise the exit status.
 
-    It ends the process itself where daemon threads are left: those of C++ libraries, which wait for
-    a broker or a database that is away, crash in Python's own exit.
+    Threads of C++ libraries that wait for a broker or a database crash in Python's own exit.
     """
-    try:
-        sys.stdout.flush()  # Python's end would complain, with an exit status of its own
-    except ReaderGoneError:
-        status = output.READER_GONE
-    except EventpubError as failed:
-        write_error(failed, failed)
-        status = failed.exit_status
     if not log.end():
         os._exit(status)
     sys.stderr.flush()

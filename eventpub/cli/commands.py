@@ -12,7 +12,7 @@ import click
 
 import eventpub
 from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
-from eventpub.cli.output import STYLES, Line, Part, Report, Span, Table
+from eventpub.cli.output import STYLES, Line, Part, Report, Span, Table, facts, notes
 from eventpub.errors import ConfigError
 from eventpub.terminal import counted
 
@@ -68,25 +68,23 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
     return Report(True, summary, result, _proposal(result))
 
 
-def _mapped(columns: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(k, v if isinstance(v, str) else " and ".join(v)) for k, v in columns.items()]
-
-
 def _proposal(result: dict[str, Any]) -> list[Part]:
-    lines: list[Span] = [f"{ours:>14} = {name}" for ours, name in _mapped(result["columns"])]
-    lines += [(f"note: {note}", "yellow") for note in result["notes"]]
+    def named(columns: dict[str, Any]) -> dict[str, str]:
+        return {k: v if isinstance(v, str) else " and ".join(v) for k, v in columns.items()}
+
+    parts: list[Part] = [facts(named(result["columns"])), *notes(result["notes"])]
     for other in result["others"]:
-        columns = ", ".join(f"{ours} = {name}" for ours, name in _mapped(other["columns"]))
-        question = f"or is it table {other['table']} ({columns})? then:"
-        lines.append(f"{question} --table {other['table']} --force")
-    for heading, texts, style in (
-        ("for the table:", result["statements"], "cyan"),
-        ("an account for it:", result["account"], "cyan"),
-        ("next:", [f"{n}. {step}" for n, step in enumerate(result["next"], 1)], ""),
+        columns = ", ".join(f"{k} = {v}" for k, v in named(other["columns"]).items())
+        parts.append(Line(f"or is it table {other['table']} ({columns})? then:"))
+        parts.append(Line((f"  --table {other['table']} --force", "cyan")))
+    for heading, texts in (
+        ("for the table:", result["statements"]),
+        ("an account for it:", result["account"]),
+        ("next:", [f"{n}. {step}" for n, step in enumerate(result["next"], 1)]),
     ):
-        lines += [(heading, "bold")] if texts else []
-        lines += [(f"  {text}", style) for text in texts]
-    return [Line(line) for line in lines]
+        parts += [Line((heading, "bold"))] if texts else []
+        parts += [Line((f"  {text}", "cyan")) for text in texts]
+    return parts
 
 
 @click.command()
@@ -212,16 +210,12 @@ def config_show(request: Request) -> Report:
     loaded = request.load()
     from eventpub.settings import effective
 
-    values = effective(loaded.config)
-    result: dict[str, Any] = {
-        key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()
-    }
-    rows: list[list[Span]] = []
-    for name, value in values.items():
-        origin = loaded.origins[name]
-        styles = ("", "dim") if origin == "default" else ("bold", "")
-        text = "" if value is None else json.dumps(value, ensure_ascii=False)
-        rows.append([(name, styles[0]), text, (origin, styles[1])])
+    values, origins = effective(loaded.config), loaded.origins
+    rows = [
+        (name, "" if value is None else json.dumps(value, ensure_ascii=False), origins[name])
+        for name, value in values.items()
+    ]
+    result = {name: {"value": v, "origin": origins[name]} for name, v in values.items()}
     return Report(
         True,
         counted(len(values), "key"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eventpub.cli.options import configured, limited, reads_topics, time
-from eventpub.cli.output import Line, Part, Report, Span, Table, end_if_asked, facts, notes, table
+from eventpub.cli.output import Part, Report, Table, end_if_asked, facts, notes, table
 from eventpub.terminal import counted, printable
 from eventpub.times import format_time
 
@@ -198,16 +198,6 @@ def _versions(versions: list[dict[str, Any]]) -> list[Table]:
 
 _log = logging.getLogger("eventpub.verify")
 
-_MEANING = {
-    "missing": "in the store, not on the topic",
-    "repeated": "on the topic more than once",
-    "out_of_order": "after a later version of the aggregate",
-    "altered": "payload, headers, time or partition differ",
-    "extra": "on the topic, not in the store",
-    "held": "not published yet: wait for a version that is not in the store",
-    "doubled": "in the store beside another row of their version",
-}
-
 
 def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")] if text else []
@@ -291,31 +281,19 @@ def _summary(verdict: Verdict) -> str:
 
 
 def _parts(verdict: Verdict) -> list[Part]:
-    from eventpub.ops.verdict import NO_TIME
-
-    rows: list[list[Span]] = [
-        ["in the store", f"{verdict.events:,}", ""],
-        ["on the topic", f"{verdict.records:,}", ""],
-    ]
-    for kind, count in verdict.counts.items():
-        style = ("yellow" if kind == "held" else "bold red") if count else "green"
-        rows.append([(kind.replace("_", " "), style), (f"{count:,}", style), _MEANING[kind]])
+    counts = {"in the store": verdict.events, "on the topic": verdict.records, **verdict.counts}
     others = {**verdict.accounted, "skips": verdict.skips}
-    rows += [[n.replace("_", " "), f"{c:,}", "accounted for"] for n, c in others.items() if c]
+    shown = {name: f"{n:,}" for name, n in counts.items()}
+    shown |= {name: f"{n:,}" for name, n in others.items() if n}
     if verdict.behind and verdict.is_behind:
-        rows.append(["behind", verdict.behind.count, "after that range, not published yet"])
+        shown["behind"] = verdict.behind.count
     begin = format_time(verdict.first) if verdict.first > 1 else "the beginning"
-    title = f"store and topic from {begin} to {format_time(verdict.last)}"
-    shown: list[Part] = [Table(("", "events", ""), rows, title)]
+    parts = [facts(shown, f"store and topic from {begin} to {format_time(verdict.last)}")]
     for kind, examples in verdict.examples.items():
-        if examples:
-            heading = f"{kind.replace('_', ' ')}, the first {len(examples)}:"
-            shown.append(Line((heading, "bold")))
-        for one in examples:
-            created = "" if one.create_time == NO_TIME else f" {format_time(one.create_time)}"
-            at = "" if one.offset is None else f" partition {one.partition} offset {one.offset}"
-            shown.append(Line(f"  {one.name}{created}{at}: {one.note}"))
-    return [*shown, *notes(verdict.notes)]
+        rows = [{"event": one.name} | one.to_dict() for one in examples]
+        title = f"{kind.replace('_', ' ')}, the first {len(rows)}"
+        parts += table(rows, "event create_time partition offset note", title)
+    return [*parts, *notes(verdict.notes)]
 
 
 @click.command()

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from eventpub import log
 from eventpub.errors import ConfigError, EventpubError, find_marked, words_of
 from eventpub.masking import mask_all
 from eventpub.terminal import for_people
+from eventpub.times import format_time
 
 DONE = 0
 NO = 1
@@ -68,7 +70,7 @@ def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> 
     """One row for each object, with the fields `names`; no table without objects."""
 
     def cell(name: str, value: object) -> Span:
-        text = _word(value)
+        text = _word(name, value)
         return (text, STYLES.get(text, "")) if name in {"state", "verdict"} else text
 
     columns = names.split()
@@ -76,15 +78,35 @@ def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> 
     return [Table([name.replace("_", " ") for name in columns], rows, title)] if rows else []
 
 
-def facts(of: Mapping[str, Any]) -> Table:
+def facts(of: Mapping[str, Any], title: str = "") -> Table:
     """The fields of one object, each on a row."""
-    return Table(("", ""), [[name.replace("_", " "), _word(value)] for name, value in of.items()])
+    return Table(("", ""), [[n.replace("_", " "), _word(n, v)] for n, v in of.items()], title)
 
 
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else str(value)
+def _word(name: str, value: Any) -> str:  # noqa: PLR0911 (one case a type)
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float() if name in {"since", "last_ok", "started_at", "at"}:
+            return age(value)
+        case float():
+            return f"{value:,.1f}"
+        case int() if name == "position":
+            return format_time(value) if value else "beginning"
+        case {"code": code, "message": message, "at": at}:
+            return f"{code} {age(at)}: {message}"
+    return str(value)
+
+
+def age(since: float) -> str:
+    """How long ago a Unix time is, in seconds to days."""
+    seconds = max(time.time() - since, 0.0)
+    for unit, most, size in (("s", 120, 1), ("min", 7_200, 60), ("h", 172_800, 3_600)):
+        if seconds < most:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds / 86_400:.0f} d ago"
 
 
 def notes(texts: Iterable[str]) -> list[Line]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from eventpub.cli.options import agrees, configured, limited
-from eventpub.cli.output import Part, Report, Table, facts, table
+from eventpub.cli.output import Part, Report, age, facts, table
 from eventpub.terminal import counted, named_versions
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def status(config: Config) -> Report:
         "damaged": list(standing.damaged),
         "status": standing.document,
     }
-    return Report(standing.is_well, summary, result, _parts(standing))
+    return Report(standing.is_well, summary, result, _parts(standing.document))
 
 
 def _standing(standing: Standing) -> str:
@@ -67,7 +66,7 @@ def _standing(standing: Standing) -> str:
         case "stopped", _:
             by = found["stopped_by"]
             why = f"by {by}" if by else "when it was asked to stop"
-            return f"{words}; it ended {_age(time.time() - found['stopped_at'])} ago {why}"
+            return f"{words}; it ended {age(found['stopped_at'])} {why}"
         case (("starting" | "silent"), _):
             return words
     wrong = [check["name"] for check in found["checks"] if check["state"] == "error"]
@@ -86,68 +85,24 @@ def _behind(found: dict[str, Any]) -> str:
     return f"{lag}, {counted(unread, 'event')}{or_more} to read"
 
 
-def _parts(standing: Standing) -> list[Part]:
-    from eventpub.cli.live import COUNTERS, LABELS
-
-    found, is_running = standing.document, standing.kind == "running"
+def _parts(found: dict[str, Any] | None) -> list[Part]:
     if found is None or "checks" not in found:  # the first start has failed
         return []
-    now, counters = found["at"], found["counters"]
-    done = [
-        f"{counters[n]:,} {LABELS.get(n, n.replace('_', ' '))}" for n in COUNTERS if counters[n]
-    ]
-    where = f"process {found['pid']} on {found['host']}, {found['version']}"
-    last = {"kept": f"{_age(time.time() - now)} ago"}
-    if is_running:
-        last = {"rate": f"{found['rates']['published'] or 0:,.0f} events/s"}
     known = {
         "publisher": f"{found['app']}: {found['table']} → {found['topic']}",
-        "run": f"{where}, for {_age(now - found['started_at'])}",
-        "position": _time(found["position"]),
-        **last,
-        "since its start": ", ".join(done) or "nothing published",
+        "process": f"{found['pid']} on {found['host']}, {found['version']}",
+        "started_at": found["started_at"],
+        "at": found["at"],
+        "position": found["position"],
+        "rate": f"{found['rates']['published'] or 0:,.0f} events/s",
     }
-    checks: list[Table] = []
-    if standing.kind != "stopped" or found["state"] != "stopped" or found["stopped_by"]:
-        # of one that ended as it was asked to, they say what its end interrupted
-        rows = [check | _times(check, now) for check in found["checks"]]
-        checks = table(rows, "name state since last_ok message")
-    shards = [shard | _in_words(shard, now) for shard in found["shards"]]
-    names = "shard where position lag holds published last_error"
-    return [facts(known), *checks, *table(shards, names)]
-
-
-def _times(check: dict[str, Any], now: float) -> dict[str, str]:
-    last = "never" if check["last_ok"] is None else f"{_age(now - check['last_ok'])} ago"
-    return {
-        "since": _age(now - check["since"]),
-        "last_ok": "" if check["state"] == "ok" else last,
-    }
-
-
-def _in_words(shard: dict[str, Any], now: float) -> dict[str, str]:
-    error = shard["last_error"]
-    return {
-        "position": _time(shard["position"]),
-        "lag": f"{shard['lag_seconds']:,.1f} s",
-        "holds": f"{shard['holds']:,}",
-        "published": f"{shard['published']:,}",
-        "last_error": error
-        and f"{error['code']} {_age(now - error['at'])} ago: {error['message']}",
-    }
-
-
-def _time(position: int | None) -> str:
-    from eventpub.config import format_time
-
-    return format_time(position) if position else "beginning"
-
-
-def _age(seconds: float) -> str:
-    for unit, most, size in (("s", 120, 1), ("min", 7_200, 60), ("h", 172_800, 3_600)):
-        if seconds < most:
-            return f"{max(seconds, 0) / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
+    counts = {name: f"{number:,}" for name, number in found["counters"].items() if number}
+    shards = "shard where position lag_seconds holds published last_error"
+    return [
+        facts(known | counts),
+        *table(found["checks"], "name state since last_ok message"),
+        *table(found["shards"], shards),
+    ]
 
 
 @click.command()

@@ -450,8 +450,9 @@ def test_a_foreign_record_is_extra(world: World) -> None:
     assert with_key.to_dict()["version"] is None
     out = io.StringIO()
     Console(file=out, width=200).print(*map(drawn, report(found).parts), sep="\n")
-    assert "  x partition 1 offset 0: " in out.getvalue()
-    assert "  a record without a key partition 1 offset 1: " in out.getvalue()
+    rows = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert any(re.match(r"x \S+ 1 0 ", row) for row in rows)
+    assert any(re.match(r"a record without a key \S+ 1 1 ", row) for row in rows)
 
 
 def test_a_foreign_record_counts_where_its_timestamp_is_in_the_range(world: World) -> None:
