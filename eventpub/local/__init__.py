@@ -5,9 +5,8 @@ start downloads nothing, and nothing is left running, however the process that s
 ends. The tests build their other servers upon these (`tests/servers`).
 """
 
-from eventpub.local.broker import Kafka, kafka
-from eventpub.local.databases import Database, mariadb
 from eventpub.local.downloads import find_java, on_stderr, silent
 from eventpub.local.processes import Server
+from eventpub.local.servers import Database, Kafka, kafka, mariadb
 
 __all__ = ["Database", "Kafka", "Server", "find_java", "kafka", "mariadb", "on_stderr", "silent"]
