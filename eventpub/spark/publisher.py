@@ -89,26 +89,16 @@ class SparkPublisher(Run):
 
     def _publish(self, prepared: Prepared) -> Progress:
         """Replace a damaged checkpoint, as after a power failure: the topic has all it needs."""
+        replaces, now = False, self._available_now
         next_one: Prepared | None = prepared
-        replaces_checkpoint = False
         while next_one is not None:
             try:
-                with self._query(next_one, replaces_checkpoint=replaces_checkpoint) as query:
+                with Query(self._config, self._state, next_one, now, replaces) as query:
                     return query.run(self._on_progress, lambda: self._stopped_by)
             except _UnusableError:
-                replaces_checkpoint = True
+                replaces = True
                 next_one = self._prepare()  # what was published meanwhile is known
         return Progress(stopped_by=self._stopped_by)
-
-    def _query(self, prepared: Prepared, *, replaces_checkpoint: bool = False) -> Query:
-        now = self._available_now
-        return Query(
-            self._config,
-            self._state,
-            prepared,
-            available_now=now,
-            replaces_checkpoint=replaces_checkpoint,
-        )
 
 
 class Query:
@@ -127,9 +117,8 @@ class Query:
         config: Config,
         state: StateDir,
         prepared: Prepared,
-        *,
         available_now: bool,
-        replaces_checkpoint: bool = False,
+        replaces_checkpoint: bool,
     ) -> None:
         self._config = config
         self._state = state
@@ -230,11 +219,7 @@ class Query:
         return progress
 
     def _require_usable(self, error: EventpubError, failures: int, now: float) -> None:
-        """Check whether it is worth while to start the query again with its checkpoint.
-
-        Raises:
-            _UnusableError: a new checkpoint is to begin.
-        """
+        """Raise `_UnusableError` where a new checkpoint is to begin."""
         was_well = self.monitor.well_for(now) > 0
         fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1
         if error.code == HANGING:  # it may happen to any checkpoint, but a new one has to help
@@ -247,11 +232,6 @@ class Query:
             raise _UnusableError
 
     def _look(self, now: float) -> None:
-        """What the query has done meanwhile, and how the topic is.
-
-        Raises:
-            SinkError: the topic is not the one that was written.
-        """
         error = self.monitor.look(self._query, now)
         if error is not None and error.code == HANGING:
             self._require_usable(error, 1, now)
@@ -262,7 +242,6 @@ class Query:
             self._failures.is_well(0, now, has_progressed=True)
 
     def _try_to_start(self) -> None:
-        """In a thread: Spark takes its time, and a signal is seen meanwhile."""
         self._start_error = None
         try:
             self._start_query()
@@ -337,7 +316,7 @@ class Query:
         return self.monitor.status()
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """As of `ops.pages.Source`: the query is stopped, or started."""
+        """As of `ops.pages.Source`."""
         done = threading.Event()
         by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
         self._pauses.put((is_paused, by, done.set))
@@ -367,7 +346,7 @@ class Query:
 
 
 def _try_to(do: Callable[[], object]) -> None:
-    """What is better done before the end, if the broker answers."""
+    """Do what is better done before the end, if the broker answers."""
     doing = threading.Thread(target=lambda: ignoring(do), daemon=True)
     doing.start()
     doing.join(_STOPS_WITHOUT_BROKER)
