@@ -1,8 +1,7 @@
 """Servers for people who have none: a Kafka broker and a MariaDB on this machine.
 
-For the demo and the tutorial. What must hold: no root and no container engine is needed, a second
-start downloads nothing, and nothing is left running, however the process that started a server
-ends. The tests build their other servers upon these (`tests/servers`).
+For the demo and the tutorial; the tests build upon them. No root and no container engine is needed,
+a second start downloads nothing, and nothing is left running, however the starting process ends.
 """
 
 from eventpub.local.downloads import find_java, on_stderr, silent

@@ -1,8 +1,7 @@
-"""The Java that runs the servers, and the cache of their programs: each is fetched once, whole or
-not at all.
+"""The Java that runs the servers, and the cache of their programs.
 
-A program is built in a `.partial` folder and renamed when complete, under a file lock, so that a
-folder with the final name is always usable and two processes that start at once fetch it once.
+A program is built in a `.partial` folder under a file lock and renamed when complete: it is fetched
+once, whole or not at all.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Progress = Callable[[str], AbstractContextManager[None]]
 
 @contextmanager
 def on_stderr(what: str) -> Iterator[None]:
-    """A line at the beginning and at the end: a first start downloads for half a minute."""
+    """A line at the beginning and at the end."""
     started = time.monotonic()
     print(f"eventpub: {what} …", file=sys.stderr, flush=True)
     yield
