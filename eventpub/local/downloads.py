@@ -123,8 +123,7 @@ def _locked(path: Path, name: str, progress: Progress) -> Iterator[None]:
 def maven(artifacts: Sequence[tuple[str, str, str]], folder: Path) -> None:
     """Puts the jars of `artifacts` (organisation, name, version) and all they need into `folder`.
 
-    By the Ivy that pyspark ships, from Maven Central. Some jars are OSGi bundles: without that type
-    the broker would start and die of a missing class.
+    From Maven Central, by the Ivy that pyspark ships. Some jars are of the type bundle.
 
     Raises:
         LocalError: `local.java_missing`, `local.network`, `local.ivy_missing`.
@@ -208,7 +207,7 @@ def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> Non
 
 def run_once(command: Sequence[str], text: str = "") -> None:
     """Runs a command that prepares a server's first data; `text` is its input."""
-    # in a folder of its own: a MariaDB that starts removes the temporary tables of all in its own
+    # in a folder of its own: a MariaDB that starts removes temporary tables
     with TemporaryDirectory(prefix="eventpub-") as temporary:
         answer = subprocess.run(
             command,

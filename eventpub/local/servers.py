@@ -50,11 +50,7 @@ _JVM = "-XX:+UseG1GC -XX:MaxGCPauseMillis=20"
 
 
 class Kafka(Server):
-    """A running broker.
-
-    Attributes:
-        ids: of the node, its cluster and its folder; they count before the first start.
-    """
+    """A broker. Its `ids` (node, cluster, folder) count before the first start."""
 
     name = f"Kafka {KAFKA_VERSION}"
 

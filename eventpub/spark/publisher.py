@@ -110,6 +110,10 @@ class Query:
         prepared: what the start has found out.
         available_now: end when everything up to now is published.
         replaces_checkpoint: begin a new checkpoint even if the old one could be used.
+
+    Attributes:
+        is_paused: whether nothing is published for now.
+        paused_by: who has paused it, and when.
     """
 
     def __init__(
@@ -120,14 +124,12 @@ class Query:
         available_now: bool,
         replaces_checkpoint: bool,
     ) -> None:
-        self._config = config
-        self._state = state
-        self._prepared = prepared
+        self._config, self._state, self._prepared = config, state, prepared
         self._available_now = available_now
         self._replaces_checkpoint = replaces_checkpoint
         self._failures = Failures(config)
-        self._paused_by = prepared.start_state.paused_by
-        self._is_paused = prepared.start_state.is_paused
+        self.paused_by = prepared.start_state.paused_by
+        self.is_paused = prepared.start_state.is_paused
         self._pauses: queue.SimpleQueue[tuple[bool, str, Callable[[], None]]] = queue.SimpleQueue()
         self._checkpoints = Checkpoints(config, state, prepared)
         self._publisher = self._checkpoints.chosen(is_new=replaces_checkpoint)
@@ -141,9 +143,9 @@ class Query:
         self._is_taken_over = False
 
     def __enter__(self) -> Query:
-        if self._is_paused:
+        if self.is_paused:
             log.warning(
-                "starting paused; run `eventpub resume` to start publishing", by=self._paused_by
+                "starting paused; run `eventpub resume` to start publishing", by=self.paused_by
             )
         self._pages.begin()
         return self
@@ -178,9 +180,9 @@ class Query:
             if self._starting is not None:
                 if not self._starting.is_alive():
                     self._starting, error = None, self._start_error
-                    if self._is_paused:  # meanwhile
+                    if self.is_paused:  # meanwhile
                         self._stop_query()
-            elif self._query is None and not self._is_paused and now >= start_at:
+            elif self._query is None and not self.is_paused and now >= start_at:
                 self._starting = threading.Thread(target=self._try_to_start, daemon=True)
                 self._starting.start()
             elif self._query is not None and not self._query.isActive:
@@ -301,16 +303,6 @@ class Query:
 
     # -- what others ask --------------------------------------------------------------------------
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is published for now."""
-        return self._is_paused
-
-    @property
-    def paused_by(self) -> str:
-        """Who has paused it, and when."""
-        return self._paused_by
-
     def status(self) -> dict[str, Any]:
         """As of `ops.pages.Source`."""
         return self.monitor.status()
@@ -326,8 +318,8 @@ class Query:
     def _take_pauses(self) -> None:
         while not self._pauses.empty():
             is_paused, by, done = self._pauses.get()
-            if is_paused != self._is_paused:
-                self._is_paused, self._paused_by = is_paused, by if is_paused else ""
+            if is_paused != self.is_paused:
+                self.is_paused, self.paused_by = is_paused, by if is_paused else ""
                 text = "paused: run `eventpub resume` to publish again"
                 log.info(text if is_paused else "resumed", by=by)
                 if is_paused:
