@@ -79,6 +79,8 @@ def _proposal(result: dict[str, Any]) -> list[Part]:
     parts: list[Part] = [
         Line(f"{ours:>14} = {_named(name)}") for ours, name in result["columns"].items()
     ]
+    if result["left_out"]:
+        parts.append(Line(f"not published: {', '.join(result['left_out'])}"))
     parts += [Line((f"note: {note}", "yellow")) for note in result["notes"]]
     for other in result["others"]:
         columns = ", ".join(f"{ours} = {_named(name)}" for ours, name in other["columns"].items())
