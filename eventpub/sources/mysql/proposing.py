@@ -89,6 +89,12 @@ class Candidate:
     statements: list[str]
     notes: list[str]
 
+    @property
+    def left_out(self) -> list[str]:
+        """Columns that are not published."""
+        used = {name for of in self.columns.values() for name in _several(of)}
+        return sorted(self.names - used)
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -173,7 +179,12 @@ def _tables(connection: Connection) -> list[str]:
 
 def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any]) -> None:
     framework = table.framework
-    absent = tuple(r for r, of in given.items() if not {*_several(of)} <= {*table.columns})
+    absent = tuple(
+        f"{role} (it has no column {column})"
+        for role, of in given.items()
+        for column in _several(of)
+        if column not in table.columns
+    )
     if absent:
         found.lacking[name] = absent
         return
