@@ -1,8 +1,4 @@
-"""Appending events to the event table, inside the caller's own transaction.
-
-Optional help for writers: eventpub reads any table that keeps the rules, whoever wrote it. Nothing
-here commits or rolls back.
-"""
+"""Appending events to the event table, inside the caller's own transaction."""
 
 # ruff: noqa: S608 (names come through `_quote`)
 
@@ -24,7 +20,7 @@ _DUPLICATE = 1062
 
 @dataclass(frozen=True)
 class NewEvent:
-    """An event that is to be appended.
+    """An event to append.
 
     Args:
         event_type: published as ``ce_type``.

@@ -33,7 +33,6 @@ from eventpub.sources.mysql.layout import (
     identity,
     key_index,
     layout_of,
-    not_null,
     roles_of,
     set_identity,
 )
@@ -43,25 +42,22 @@ from eventpub.sources.mysql.zones import writers_zone
 from eventpub.terminal import counted
 
 _ACCESS_DENIED = 1227
+_PREPARED = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = 0"
 _CLOCK_TOLERANCE = 60_000_000
 _HOST_BEHIND = 600
-"""Seconds; see `eventpub.sink.batch.AHEAD_OF_CLOCK`."""
 _LONG_AGO = 300_000_000
 _SAMPLES = 4
 _BETWEEN_SAMPLES = 0.4
 _YEAR = 365 * 86_400_000_000
 _FEW_ROWS = 1_000
 _NEWEST = 100_000
-"""Rows of which it is said how many have no identity."""
 
 _Finding: TypeAlias = tuple[Any, ...]
-"""A check's status, message, and suggestion, if there is any."""
+"""Status, message, and a suggestion if there is one."""
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """A table that can be read."""
-
     config: Store
     table: EventTable
     roles: Roles
@@ -121,7 +117,6 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
 
 
 def _account(connection: Connection) -> str:
-    """The account of a connection, as GRANT takes it."""
     user, _, host = str(run(connection, "SELECT CURRENT_USER()")[0][0]).rpartition("@")
     return f"'{user}'@'{host}'"
 
@@ -223,14 +218,12 @@ def _nulls(subject: _Subject) -> _Finding:
     rows = f"{counted(nameless, 'row')} of the newest {_NEWEST:,} without aggregate_id or version"
     if layout.skips_nulls:
         return "ok", f"{rows}; store.without_identity skips them"
-    said, ways = f"{', '.join(allowed)} may be NULL: a row without create_time is never read", []
-    # a generated column is what its expression is
-    if not nameless and not any(table.columns[column].generated_as for column in allowed):
-        ways.append(not_null(table, allowed))
+    said = f"{', '.join(allowed)} may be NULL: a row without create_time is never read"
+    fix = f"make {', '.join(allowed)} NOT NULL"
     if allowed != [time]:
         said += f", one without aggregate_id or version stops the publisher ({rows})"
-        ways.append('set store.without_identity = "skip" if such rows are not events')
-    return "warn", said, "; or ".join(ways) or f"make {time} NOT NULL"
+        fix += ', or set store.without_identity = "skip" if such rows are not events'
+    return "warn", said, fix
 
 
 def _versions(subject: _Subject, found: Versions) -> _Finding:
@@ -288,8 +281,7 @@ def _create_time(subject: _Subject) -> _Finding:
             "read.delay is found late, by a gap or a recount (a default helps where writers leave"
             " the column out)"
         )
-    fix = None if column.generated_as else not_null(subject.table, [column.name])
-    return "warn", said, fix
+    return "warn", said, f"let {column.name} default to the current time, and never change"
 
 
 def _insertion_order(subject: _Subject) -> _Finding | None:
@@ -317,12 +309,19 @@ def _open_transactions(subject: _Subject) -> _Finding:
             table.alter(["ENGINE = InnoDB"]),
         )
     try:
-        run(connection, "SELECT COUNT(*) FROM information_schema.innodb_trx")
+        [(prepared,)] = run(connection, _PREPARED)
     except Exception as error:
         if error_number(error) != _ACCESS_DENIED:
             raise
         grant = f"GRANT PROCESS ON *.* TO {_account(connection)}"
         return "warn", f"this account cannot see them, so {skipped}", grant
+    if prepared:
+        return (
+            "warn",
+            f"{counted(int(prepared), 'prepared XA transaction')} without a session: no gap is"
+            " skipped while there is one",
+            "XA RECOVER shows them; if they were forgotten: XA COMMIT or XA ROLLBACK",
+        )
     return "ok", "visible to this account"
 
 
@@ -380,7 +379,7 @@ def _time_zone(subject: _Subject) -> Check:
 
 
 def _old_times(store: EventStore) -> tuple[int, int]:
-    """In how many samples new rows say that they were created long ago, and how long, µs."""
+    """In how many samples new rows claim to be old, and the highest age, µs."""
     highest = max((row.id for row in store.newest(1)), default=0)
     past, oldest = 0, 0
     for _ in range(_SAMPLES):

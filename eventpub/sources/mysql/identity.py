@@ -1,9 +1,8 @@
-"""Which aggregate a row belongs to: the columns that say it, and the key that they make.
+"""The columns that identify an aggregate, and the key made of them.
 
 One column is the key as it is. Several are joined by ``|``, after ``%`` was written as ``%25`` and
-``|`` as ``%7C`` in each: split a key at ``|`` and undo the two, and the columns' values are back.
-The database joins them, so the same text is read, hashed and published; `split` is the way back,
-by which lookups compare the columns themselves and use their index.
+``|`` as ``%7C`` in each. The database joins them; `split` is the way back, so that lookups compare
+the columns themselves and use their index.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}|1[0-9]{19}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DASHES = (21, 17, 13, 9)
-"""Where a UUID's are put into its hexadecimal digits, from the right."""
+"""Where dashes go into a UUID's hexadecimal digits, from the right."""
 NOTHING = "FALSE"
 
 
 def literal(text: str) -> str:
-    """Text as an SQL string of utf8mb4: hexadecimal, so no quoting rule or mode applies."""
+    """Text as an SQL string of utf8mb4, in hexadecimal, whatever the quoting rules."""
     return f"_utf8mb4 X'{text.encode().hex()}'"
 
 
@@ -33,11 +32,9 @@ class IdPart:
     """One column of the identity.
 
     Args:
-        name: of the column, quoted.
-        kind: text; ENUM, read as its text; bytes, which are UTF-8; a whole number; BINARY(16), read
-            as a UUID's text; or MariaDB's own UUID.
-        charset: its character set; ``binary`` where it has none.
-        collation: its collation, likewise.
+        name: quoted.
+        kind: "bytes" are UTF-8; "uuid" is BINARY(16), read as text; "native_uuid" is MariaDB's.
+        charset, collation: ``binary`` where it has none.
     """
 
     name: str
@@ -47,7 +44,7 @@ class IdPart:
 
     @property
     def is_bytewise(self) -> bool:
-        """Whether what the column takes for equal are equal bytes, trailing blanks included."""
+        """Whether values that the column holds equal have equal bytes."""
         return self.kind != "text" or self.collation.endswith(("_0900_bin", "_nopad_bin"))
 
     @property
@@ -65,16 +62,15 @@ class IdPart:
 
     @property
     def utf8(self) -> str:
-        """The expression whose bytes are the UTF-8 of that text."""
+        """The expression whose bytes are the text's UTF-8."""
         is_other = self.kind in {"text", "enum"} and self.charset not in _UTF8
         return f"CONVERT({self.name} USING utf8mb4)" if is_other else self.selected
 
     def equals(self, value: str) -> str:
         """The condition that the column has a value, byte for byte, by index.
 
-        The value is converted to the column's character set and collation, not the column to the
-        value's, so the session's collation does not matter. Where the collation takes different
-        values for one, the bytes are compared as well.
+        The value is converted to the column's character set and collation, so the index serves;
+        where the collation is not bytewise, the bytes are compared as well.
         """
         if self.kind == "number":
             return f"{self.name} = {value}" if _NUMBER.fullmatch(value) else NOTHING
@@ -96,23 +92,22 @@ class IdPart:
 
 @dataclass(frozen=True)
 class Identity:
-    """The columns that say which aggregate a row belongs to, in the order of the key."""
+    """The columns of the identity, in the order of the key."""
 
     parts: tuple[IdPart, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Quoted names of the columns."""
         return tuple(part.name for part in self.parts)
 
     @property
     def selected(self) -> str:
-        """The expression of the key, as it is sent; NULL where a column is."""
+        """The expression of the key; NULL where a column is."""
         return self.parts[0].selected if len(self.parts) == 1 else self.utf8
 
     @property
     def utf8(self) -> str:
-        """The expression whose bytes are the UTF-8 of the key."""
+        """The expression whose bytes are the key's UTF-8."""
         if len(self.parts) == 1:
             return self.parts[0].utf8
         # as bytes, since columns of two collations cannot be joined as text
@@ -137,7 +132,7 @@ class Identity:
 
 
 def joined(values: Sequence[str]) -> str:
-    """The key of the values of several columns, as the database makes it."""
+    """The key of several columns' values."""
     return "|".join(value.replace("%", "%25").replace("|", "%7C") for value in values)
 
 

@@ -1,8 +1,7 @@
-"""Local time of a DATETIME column and UTC: the rules of a time zone as a table, and both ways.
+"""Local time of a DATETIME column and UTC.
 
-All instants are microseconds since 1970, UTC or (where named so) of the local clock. Local time is
-a function of UTC, but not the other way round: where clocks go back an hour is lived twice, so a
-local time is given the UTC instant that lies in the window it was read in.
+Instants are µs since 1970, UTC or (where named so) of the local clock. A local time in an
+hour that the clocks repeat is given the UTC instant that lies in the window it was read in.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _SECOND = 1_000_000
 _STEP = 6 * 86_400
 _LAST = 4_102_444_800  # 2100: rules of later years are not made yet
 _NEVER = 1 << 62
-"""µs; beyond every time that a column can hold."""
+"""µs."""
 
 Offsets = Callable[[Sequence[int]], "list[int | None]"]
-"""Seconds east of UTC at each of some instants (seconds since 1970); None where unknown."""
+"""Seconds east of UTC at some instants (seconds since 1970); None where unknown."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class Zone:
     """A time zone's offsets from UTC.
 
     Args:
-        name: as configured or as the server names it.
-        changes: instants (µs UTC, ascending) at which a new offset begins to hold.
+        changes: instants (µs UTC, ascending) at which a new offset begins.
         offsets: µs east of UTC; one more than `changes`, the first holds before all of them.
     """
 
@@ -53,24 +51,22 @@ class Zone:
 
     @cached_property
     def repeated(self) -> list[tuple[int, int]]:
-        """The instants at which the clocks go back, and by how much, µs."""
+        """When the clocks go back, and by how much, µs."""
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
         return [(at, old - new) for at, old, new in steps if new < old]
 
     def next_backward_change(self, instant: int) -> int:
-        """When the clocks go back next, at or after an instant; far in the future: never."""
+        """The first change backward at or after an instant."""
         return next((at for at, _ in self.repeated if at >= instant), _NEVER)
 
     def backward_changes(self, after: int, upto: int) -> list[int]:
-        """The instants in ``after < t ≤ upto`` at which the clocks go back."""
+        """The changes backward in ``after < t ≤ upto``."""
         return [at for at, _ in self.repeated if after < at <= upto]
 
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
-        """The smallest local range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
+        """The smallest range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
 
-        It begins right after the local time of `after`, so that ranges of adjoining windows leave
-        nothing out (a forward change leaves local times that no instant has), and again at the
-        repeated hour where the clocks go back.
+        Ranges of adjoining windows leave no local time out.
         """
         back = self.backward_changes(after, upto)
         first = min([self.local(after) + 1, *(self.local(t) for t in back)])
@@ -80,10 +76,7 @@ class Zone:
     def utc(
         self, local: npt.NDArray[np.int64], after: int | None = None, upto: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """The instants of local times read in the window ``after < t ≤ upto``.
-
-        Without a window the earlier of two possible instants is taken.
-        """
+        """The instants of local times read in ``after < t ≤ upto``; else the earlier ones."""
         starts, ends, offsets = self._tables
         i = np.searchsorted(ends, local, side="right")
         # a local time that a forward change has left out counts as the change itself
@@ -117,7 +110,7 @@ UTC = Zone("UTC", (), (0,))
 
 
 def fixed_zone(name: str) -> Zone | None:
-    """The zone of an offset such as ``+02:00``, or of UTC; None for any other name."""
+    """The zone of UTC or an offset such as ``+02:00``; None for any other name."""
     if name.upper() in {"UTC", "Z", "ETC/UTC"}:
         return Zone(name, (), (0,))
     match = re.fullmatch(r"([+-])(\d{1,2}):([0-5]\d)", name)
@@ -128,7 +121,7 @@ def fixed_zone(name: str) -> Zone | None:
 
 
 def named_zone(name: str) -> Zone:
-    """The zone of an IANA name, by Python's rules.
+    """The zone of an IANA name.
 
     Raises:
         StoreError: store.time_zone_unknown
@@ -152,10 +145,9 @@ def named_zone(name: str) -> Zone:
 
 
 def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
-    """A zone from its offsets at chosen instants: samples, and each difference bisected.
+    """A zone from its offsets at samples, and each difference bisected.
 
-    Two changes between two samples would be missed: they are 6 days apart, and since 1970 no zone
-    has kept an offset for less than 6.9 days (America/Noronha, Asia/Gaza).
+    Samples are 6 days apart: since 1970 no zone has kept an offset for less than 6.9 days.
     """
     known: list[tuple[int, int]] = []
     for start in range(0, last, 1_000 * _STEP):
@@ -185,7 +177,7 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
 
 
 def zone_of(config: Store, connection: Connection) -> Zone:
-    """The zone whose local time a DATETIME column holds, by configuration or as the server has it.
+    """The zone whose local time a DATETIME column holds.
 
     Raises:
         StoreError: store.time_zone_unknown
@@ -199,7 +191,7 @@ def zone_of(config: Store, connection: Connection) -> Zone:
 
 
 def _server_zone(name: str, connection: Connection) -> Zone:
-    """The zone by the server's own rules, since it is the server that writes the local times."""
+    """The zone by the rules of the server, which writes the local times."""
 
     def offsets(instants: Sequence[int]) -> list[int | None]:
         local = "TIMESTAMPDIFF(SECOND, '1970-01-01', FROM_UNIXTIME({}))".format
@@ -214,11 +206,10 @@ def _server_zone(name: str, connection: Connection) -> Zone:
 
 
 def writers_zone(zone: str | None) -> str:
-    """What to do where writers' times are off by the difference of two zones.
+    """The remedy where writers' times are off by the difference of two zones.
 
     Args:
-        zone: in which a DATETIME is read; None: it is a TIMESTAMP, whose values the server takes
-            for times of the session that writes them.
+        zone: in which a DATETIME is read; None: it is a TIMESTAMP.
     """
     if zone is None:
         return (
