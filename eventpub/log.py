@@ -73,8 +73,7 @@ class Lines(logging.Handler):
                 sys.stderr.flush()
             with self._count:
                 self._waiting -= len(text)
-                new, is_over = self.dropped - self._dropped_before, not self._waiting
-            if new and is_over:
+            if not self._waiting and (new := self.dropped - self._dropped_before):
                 self._dropped_before += new
                 text = f"{new} log lines were dropped: stderr was not drained for too long"
                 facts = {"name": "eventpub.log", "levelno": logging.WARNING, "levelname": "WARNING"}

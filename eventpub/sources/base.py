@@ -111,8 +111,8 @@ class Source(Protocol):
         """
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
-        """The `most` rows with the highest ids, or the lowest above `above`. Without an indexed number
-        the local `create_time`, µs, is the id, of rows whose time has passed.
+        """The `most` rows with the highest ids, or the lowest above `above`; without an indexed
+        number the local `create_time`, µs, is the id, of rows whose time has passed.
         """
 
     def ahead(self) -> tuple[int, int]:

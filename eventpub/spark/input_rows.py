@@ -1,16 +1,24 @@
-"""The rows of a task of the sink: kept as they come, and what tells them from other rows."""
+"""The rows of a task of the sink: kept as they come, with a digest, and known to be complete.
+
+Where the source of the rows fails, Spark closes the stream to the sink's Python worker, and ends
+that process a second later. Until then Arrow's reader takes the end of the file for that of the
+rows (pyspark 4.3). A sink that commits then has committed a part. Behind the last row of a task
+that is done, Spark writes a number, which is looked at here.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.serializers import SpecialLengths
 
-from eventpub.private_apis.task_input import require_whole_input
+from eventpub.errors import SinkError
 
 _DIGESTED = ("aggregate_id", "version", "kind", "key", "value", "headers", "topic", "partition")
 """What tells a repeated batch from another one; of the source's rows without the payloads."""
@@ -73,3 +81,40 @@ def _octets(column: Any) -> Any:
     if pa.types.is_integer(column.type):
         column = column.cast(pa.string())
     return column.cast(pa.large_binary())
+
+
+_END = int(SpecialLengths.END_OF_STREAM).to_bytes(4, "big", signed=True)
+
+
+def require_whole_input() -> None:
+    """Called in a sink's `write` when its iterator has ended.
+
+    Raises:
+        SinkError: sink.rows_cut_off; or sink.spark_unknown, where it cannot be told.
+    """
+    stream = _stream()
+    if stream is None:
+        raise SinkError(
+            "sink.spark_unknown",
+            "with this version of Spark, the sink cannot tell whether it has received all rows of a"
+            " task",
+            suggestion="install pyspark 4.3, with which this version of eventpub is tested",
+        )
+    found = stream.peek(len(_END))[: len(_END)]
+    if not found or not _END.startswith(found):
+        raise SinkError(
+            "sink.rows_cut_off",
+            "the input of a task ended early because its source failed; none of its rows were"
+            " published",
+            suggestion="nothing to do: Spark retries the task. The source's own error says why",
+            retriable=True,
+        )
+
+
+def _stream() -> Any:
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "main" and "infile" in frame.f_locals:
+            return frame.f_locals["infile"]
+        frame = frame.f_back
+    return None

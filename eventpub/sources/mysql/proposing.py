@@ -195,7 +195,7 @@ def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any
 
 
 def _several(value: Any) -> list[str]:
-    return [value] * bool(value) if isinstance(value, str) else list(value or ())
+    return [value] if value and isinstance(value, str) else list(value or ())
 
 
 def _guess(table: EventTable, given: Mapping[str, Any]) -> Guess:

@@ -64,11 +64,11 @@ def window(
 
 def keys(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
     condition = between(layout, first, last) + in_shard(layout, shard) + _with_identity(layout)
-    return _select(_key_and_time(layout), layout.by_time, condition)
+    return _select(f"{_key(layout)}, {layout.create_time}", layout.by_time, condition)
 
 
-def _key_and_time(layout: Layout) -> str:
-    return f"{layout.identity.selected}, {layout.version}, {layout.create_time}"
+def _key(layout: Layout) -> str:
+    return f"{layout.identity.selected}, {layout.version}"
 
 
 def counts(layout: Layout, ranges: Sequence[tuple[int, tuple[int, int]]]) -> str:
@@ -107,14 +107,14 @@ def newest(layout: Layout, above: int | None, last: int | None, most: int) -> st
         last: the local `create_time` is the id, of rows up to this one; None: there is an id.
     """
     time, number, rows = layout.create_time, layout.id, layout.by_id
-    conditions = [] if above is None else [f"{number} > {above:d}"]
+    condition = "" if above is None else f"{number} > {above:d}"
     if last is not None:
         number, rows = f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {time})", layout.by_time
         first = (_DATETIMES if layout.zone else _TIMESTAMPS)[0]
         first = first if above is None else max(above + 1, first)
-        conditions = [between(layout, first, last)]
+        condition = between(layout, first, last)
     order = f"{layout.sampled_by} {'DESC' if above is None else 'ASC'}"
-    return _select(f"{number}, {time}", rows, " AND ".join(conditions), order, most)
+    return _select(f"{number}, {time}", rows, condition, order, most)
 
 
 def without_time(layout: Layout, most: int) -> str:
@@ -189,7 +189,7 @@ def existing(layout: Layout, wanted: Sequence[tuple[str, int]]) -> str:
     condition = " OR ".join(
         f"({layout.identity.equals(a)} AND {layout.version} = {v:d})" for a, v in wanted
     )
-    return _select(f"{layout.identity.selected}, {layout.version}", layout.by_key, condition)
+    return _select(_key(layout), layout.by_key, condition)
 
 
 def some_keys(layout: Layout, most: int) -> str:
@@ -204,7 +204,7 @@ def repeated(layout: Layout) -> str:
 
 def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int) -> str:
     """Keys and times of the highest versions below each bound, at most `limit` of each."""
-    what, order = _key_and_time(layout), f"{layout.version} DESC"
+    what, order = f"{_key(layout)}, {layout.create_time}", f"{layout.version} DESC"
     conditions = (f"{layout.identity.equals(a)} AND {layout.version} < {v:d}" for a, v in bounds)
     return " UNION ALL ".join(
         f"({_select(what, layout.by_key, condition, order, limit)})" for condition in conditions
@@ -318,36 +318,28 @@ def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
         )
 
 
-_PASS_OVER = (
-    '. If rows without an aggregate or a version are not events: store.without_identity = "skip"'
-    " counts and skips them"
-)
-
-
 def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
     """The error of the first row that cannot be an event."""
     for aggregate_id, version, _, _, _, time in zip(
         *(column.to_pylist() for column in columns), strict=True
     ):
-        reason = None
-        if aggregate_id is None:
-            reason = "has no aggregate_id"
-        elif version is None:
-            reason = "has no version"
-        elif int(version) >= 2**63:
-            reason = "has a version beyond 2^63 - 1"
-        elif time is None or time.startswith(b"0000"):
-            reason = "has no create_time"
-        elif aggregate_id.decode(errors="replace").encode() != aggregate_id:
-            reason = "has an aggregate_id that is not UTF-8"
-        if reason:
-            shown = "NULL" if aggregate_id is None else repr(aggregate_id.decode(errors="replace"))
+        text = (aggregate_id or b"").decode(errors="replace")
+        reasons = {
+            "has no aggregate_id": aggregate_id is None,
+            "has no version": version is None,
+            "has a version beyond 2^63 - 1": int(version or 0) >= 2**63,
+            "has no create_time": time is None or time.startswith(b"0000"),
+            "has an aggregate_id that is not UTF-8": text.encode() != (aggregate_id or b""),
+        }
+        if reason := next((reason for reason, is_so in reasons.items() if is_so), None):
+            shown = "NULL" if aggregate_id is None else repr(text)
             number, at = ((v or b"NULL").decode() for v in (version, time))
             return StoreError(
                 "store.row_invalid",
                 f"a row {reason}: aggregate_id {shown}, version {number}, create_time {at}",
                 where=layout.where,
-                suggestion="correct or remove the row, then start again; no event was skipped"
-                + (_PASS_OVER if aggregate_id is None or version is None else ""),
+                suggestion="correct or remove the row, then start again; no event was skipped. If"
+                " rows without an aggregate or a version are not events: store.without_identity ="
+                ' "skip"',
             )
     return StoreError("store.row_invalid", "a row cannot be read as an event", where=layout.where)
