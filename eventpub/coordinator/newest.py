@@ -21,7 +21,7 @@ from eventpub.admission.model import bucket_of
 from eventpub.config import format_time
 from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow
-from eventpub.sources.mysql.zones import writers_zone
+from eventpub.sources.mysql.values import writers_zone
 
 SAMPLE = 20
 """Rows of a sample: those with the highest ids; of a table without ids, the youngest but for those

@@ -8,7 +8,7 @@ from eventpub.channel import Folding, Report
 from eventpub.config import Config, format_time
 from eventpub.coordinator.events import Log
 from eventpub.coordinator.progress import Progress
-from eventpub.sources.mysql.zones import writers_zone
+from eventpub.sources.mysql.values import writers_zone
 
 _TIMES = ("first_seen", "skipped_at")
 

@@ -38,7 +38,7 @@ from eventpub.sources.mysql.layout import (
 )
 from eventpub.sources.mysql.statements import micros
 from eventpub.sources.mysql.table import SAMPLE, EventTable, Roles, Versions, read_table
-from eventpub.sources.mysql.zones import writers_zone
+from eventpub.sources.mysql.values import writers_zone
 from eventpub.terminal import counted
 
 _ACCESS_DENIED = 1227

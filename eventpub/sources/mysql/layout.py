@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.sources.mysql.identity import Identity
 from eventpub.sources.mysql.table import (
     BESIDE_ID,
     INTEGERS,
@@ -35,7 +34,7 @@ from eventpub.sources.mysql.table import (
     plain,
     quote,
 )
-from eventpub.sources.mysql.zones import UTC, Zone, zone_of
+from eventpub.sources.mysql.values import UTC, Identity, Zone, zone_of
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 NOW = re.compile(r"current_timestamp|utc_timestamp|sysdate|localtime|\bnow\b")

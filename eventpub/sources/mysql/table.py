@@ -22,7 +22,7 @@ from eventpub.sources.mysql.connection import (
     run,
     run_named,
 )
-from eventpub.sources.mysql.identity import Identity, IdPart, Kind, literal
+from eventpub.sources.mysql.values import Identity, IdPart, Kind, literal
 
 TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
 BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
