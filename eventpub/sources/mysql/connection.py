@@ -139,7 +139,7 @@ def connect(config: Store) -> Connection:
     """
     arguments = connect_arguments(config)
     read_timeout = arguments["read_timeout"]
-    # A server that accepts but never greets must be noticed as soon as one that refuses.
+    # a server that accepts but never greets
     greeting = min(read_timeout, arguments["connect_timeout"])
     arguments |= {"autocommit": True, "read_timeout": greeting}
     place = display_name(config)

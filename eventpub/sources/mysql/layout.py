@@ -46,23 +46,18 @@ _OPTIONAL = {("id", "id"), ("metadata", "metadata")}
 
 @dataclass(frozen=True)
 class Layout:
-    """The event table as discovered. Names are quoted identifiers, ready for a statement.
+    """The event table as discovered. Names are quoted identifiers.
 
     Args:
-        id: the ascending number; None where there is none, or no index of it.
-        identity: the columns that say which aggregate a row belongs to.
-        time_index: an index that begins with `create_time`.
-        key_index: an index that begins with the identity's columns and `version`, in any order.
-        key_columns: these columns, in its order.
-        key_is_unique: whether the table itself refuses a second row of one version.
-        unit: µs between two values that `create_time` can tell apart.
-        zone: rules of the local time that a DATETIME holds; None for a TIMESTAMP.
+        id: an indexed column of ascending numbers.
+        key_index: begins with the identity's columns and `version`, in any order: `key_columns`.
+        key_is_unique: the table refuses a second row of one version.
+        unit: precision of `create_time`, µs.
+        zone: of the local time that a DATETIME holds; None for a TIMESTAMP.
         slice: a generated column with ``CRC32(aggregate_id) % 1024``.
-        id_is_nullable: whether a column of the identity may hold NULL.
-        skips_nulls: whether rows without an identity or a version are passed over, and there may
-            be any.
-        times_last: whether a row keeps its `create_time` when it is updated.
-        id_index: an index that begins with `id`.
+        id_is_nullable: a column of the identity may hold NULL.
+        skips_nulls: rows without an identity or a version, if any, are passed over.
+        times_last: an updated row keeps its `create_time`.
     """
 
     table: str

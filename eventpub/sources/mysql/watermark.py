@@ -100,9 +100,8 @@ class Watermark:
     def open_since(self) -> int | None:
         """As of `OpenTransactions`.
 
-        While no answer is fresh, and before the first one that is, it is unknown what is open:
-        something may have been since the last poll, or for `unknown_for`, whichever is less. Where
-        the account may not see them (any more), what it has seen last, for `unknown_for`.
+        Without a fresh answer something may be open since the last poll, at most for `unknown_for`;
+        without the privilege, what was seen last counts, for `unknown_for`.
         """
         state, transactions = self.state, self._transactions
         if state == "denied":
@@ -116,8 +115,8 @@ class Watermark:
 
     @property
     def hidden_since(self) -> int | None:
-        """As of `OpenTransactions`; while no answer is fresh, since the last one that was, but that
-        at most for a day. Where the account may not see them (any more), as it has seen last."""
+        """As of `OpenTransactions`; without a fresh answer, since the last one, at most a day;
+        without the privilege, as seen last."""
         state, transactions = self.state, self._transactions
         if state == "denied" and transactions.polled_at is None:
             return None
@@ -133,7 +132,7 @@ class Watermark:
 
     @property
     def has_open(self) -> bool:
-        """Whether one is open, or was at a former reader's last poll, whose end a poll may show."""
+        """Whether one is open, or was at a former reader's last poll."""
         return self._transactions.has_open and not self._denied
 
     def take_ended(self) -> list[tuple[int, int]]:
@@ -146,11 +145,7 @@ class Watermark:
         return wait if wait > 0 and not self._denied else None
 
     def poll(self, reached: int = 0) -> None:
-        """Poll, unless the last one was a moment ago, after the reader has `reached`, µs.
-
-        Raises:
-            StoreError: the database cannot be reached, or is a replica.
-        """
+        """Poll, unless the last one was a moment ago, after the reader has `reached`, µs."""
         if self._clock.monotonic() - self._polled < self._pause:
             return
         nonce = secrets.token_hex(8)
