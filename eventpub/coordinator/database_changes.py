@@ -29,7 +29,7 @@ from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
-from eventpub.sources.mysql.zones import writers_zone
+from eventpub.sources.mysql.values import writers_zone
 from eventpub.terminal import counted
 
 SAMPLE = 20
