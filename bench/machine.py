@@ -19,7 +19,7 @@ import confluent_kafka
 import psutil
 
 from eventpub.local import Database, Kafka, find_java
-from eventpub.local.broker import VERSION as KAFKA_VERSION
+from eventpub.local.servers import KAFKA_VERSION
 from tests.servers.databases import mysql
 from tests.servers.fill import fill
 from tests.servers.kafka import kafka

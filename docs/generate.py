@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-_SHARED_FIXES = ROOT / "eventpub/sources/mysql/zones.py"
+_SHARED_FIXES = ROOT / "eventpub/sources/mysql/values.py"
 sys.path.insert(0, str(ROOT))
 
 import click  # noqa: E402

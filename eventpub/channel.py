@@ -44,8 +44,7 @@ class Beginning:
 
     Attributes:
         low: the shard's position, or just before its oldest hold; of all shards until it has
-            reported.
-            Without an index it reads from there, minus the horizon.
+            reported. Without an index it reads from there, minus the horizon.
         position: up to where all shards have accounted for everything.
         acknowledged: next offsets that shards have ever reported.
         is_placed: whether all that is on the topic was written with this number of partitions.
@@ -74,13 +73,13 @@ class Window:
     Attributes:
         number: counts the windows of a runner; a report names the last that is done.
         upto: events created at or before belong to it.
-        open_since: when the oldest open transaction began; None: there is none, or it is unknown.
-            A gap that was seen after it is not skipped.
+        open_since: when the oldest open transaction began; None: there is none, or it is unknown. A
+            gap that was seen after it is not skipped.
         hidden_since: nothing that open transactions hide was created at or before; None: unknown.
         uncounted_since: as of `Beginning`.
         after: where the rows begin, if they come along.
-        rows: the shard's rows of ``after < create_time <= upto``, schema `EVENTS`; None: the
-            runner reads them itself.
+        rows: the shard's rows of ``after < create_time <= upto``, schema `EVENTS`; None: the runner
+            reads them itself.
     """
 
     number: int
@@ -112,9 +111,8 @@ class Request:
 
     Attributes:
         action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
-            shows
-            open holds and what is missing of skips; "publish" publishes a row that is not on the
-            topic.
+            shows open holds and what is missing of skips; "publish" publishes a row that is not on
+            the topic.
         aggregate_id: whose; "" for a list of all.
         version: the first to give up, without which none is; of "publish": the row's.
         to_version: the last to give up; None: all up to the first one that is there.

@@ -29,10 +29,10 @@ class EventpubError(Exception):
 
     Args:
         code: stable name, ``package.what``, listed in docs/errors.md.
-        message: what is wrong, one sentence, without secrets.
-        where: the configuration key, table, topic or file it is about.
-        suggestion: what fixes it; a statement or command where there is one.
-        retriable: True when waiting may fix it (a server that is away).
+        message: one sentence, without secrets.
+        where: the configuration key, table, topic or file.
+        suggestion: the remedy; a statement or command where there is one.
+        retriable: True when waiting may help.
     """
 
     exit_status: ClassVar[int] = 3
@@ -65,7 +65,7 @@ class EventpubError(Exception):
         return from_dict, (self.to_dict(),)
 
     def to_dict(self) -> dict[str, Any]:
-        """The error as a JSON-serializable object; `from_dict` reads it back."""
+        """The error as a JSON-serializable object."""
         return {
             "type": type(self).__name__,
             "code": self.code,
@@ -113,13 +113,12 @@ _TYPES = {kind.__name__: kind for kind in _KINDS}
 
 
 def from_dict(data: dict[str, Any]) -> EventpubError:
-    """The error that `EventpubError.to_dict` described."""
     fields = {name: data[name] for name in ("where", "suggestion", "retriable")}
     return _TYPES.get(data["type"], EventpubError)(data["code"], data["message"], **fields)
 
 
 def words_of(error: BaseException) -> str:
-    """What an exception says; that of a JVM asks the JVM, which may have died."""
+    """The text of an exception; that of a JVM asks the JVM, which may have died."""
     try:
         return mask_url(str(error))
     except Exception:
@@ -127,7 +126,7 @@ def words_of(error: BaseException) -> str:
 
 
 def find_marked(text: str) -> EventpubError | None:
-    """The error that a Spark worker left in the text of its exception, if there is one."""
+    """The error that a Spark worker left in the text of its exception."""
     at = text.find(_MARK)
     if at < 0:
         return None
@@ -143,12 +142,9 @@ class Check:
     """One finding of `eventpub doctor`.
 
     Args:
-        name: what was looked at, in a few words ("index on create_time").
-        status: "ok"; "warn" where it works but not well; "wrong" where `run` would fail; "skipped"
-            where it was not made, and the message says why.
-        message: what was found, without secrets.
-        suggestion: how to fix it; the statement or command where there is one.
-        code: the code of the error that `run` would end with, or None.
+        status: "warn": it works, but not well; "wrong": `run` would fail; "skipped": not checked.
+        suggestion: the remedy; a statement or command where there is one.
+        code: of the error that `run` would end with.
     """
 
     name: str
@@ -159,6 +155,5 @@ class Check:
 
     @classmethod
     def wrong(cls, name: str, error: EventpubError) -> Check:
-        """That of an error."""
         message = error.message if error.where is None else f"{error.message} ({error.where})"
         return cls(name, "wrong", message, error.suggestion, error.code)

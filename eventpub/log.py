@@ -1,7 +1,6 @@
 """Log lines on stderr: text for people, JSON for machines; written by a thread of its own.
 
-Packages log by `logging` or `structlog`; warnings and unraisable exceptions of Python become lines,
-too. Every line passes the masking of secrets.
+Every line passes the masking of secrets.
 """
 
 from __future__ import annotations
@@ -23,22 +22,19 @@ _QUIET = ("pyspark", "alembic", "urllib3")
 
 
 MOST_WAITING = 1 << 20
-"""Characters of lines that wait for the reader of stderr; what does not fit is counted."""
+"""Characters of waiting lines; what does not fit is dropped and counted."""
 
 _WRITTEN_WITHIN = 1.0
 """Seconds that the end of the process waits for the reader of stderr."""
 
 MOST_OF_TRACEBACK = 4_000
-"""Characters: the end of one says where it happened."""
 
 
 class Lines(logging.Handler):
-    """Hands lines to a thread that writes them: logging never waits for the reader of stderr.
-
-    A log driver that blocks, or a stopped `tee`, would otherwise stop the publisher with it.
+    """Hands lines to a thread, so that logging never waits for the reader of stderr.
 
     Attributes:
-        dropped: lines that were not written because too many were waiting.
+        dropped: lines that were not written.
     """
 
     def __init__(self) -> None:
@@ -58,7 +54,7 @@ class Lines(logging.Handler):
         self.write(line + "\n")
 
     def write(self, text: str) -> None:
-        """Have a text written as it is; in a forked child, and after `close`, directly."""
+        """Have a text written; directly in a forked child, and after `close`."""
         if not self._thread.is_alive():
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -77,8 +73,7 @@ class Lines(logging.Handler):
                 sys.stderr.flush()
             with self._count:
                 self._waiting -= len(text)
-                new, is_over = self.dropped - self._dropped_before, not self._waiting
-            if new and is_over:
+            if not self._waiting and (new := self.dropped - self._dropped_before):
                 self._dropped_before += new
                 text = f"{new} log lines were dropped: stderr was not drained for too long"
                 facts = {"name": "eventpub.log", "levelno": logging.WARNING, "levelname": "WARNING"}
@@ -91,7 +86,6 @@ class Lines(logging.Handler):
             time.sleep(0.005)
 
     def close(self) -> None:
-        """End the thread, after what waits was written or the time for it is over."""
         self.flush()
         self._queue.put(None)
         if self.is_written:
@@ -116,17 +110,14 @@ def is_json() -> bool:
 
 
 def end() -> bool:
-    """Write what waits, at the end of the process, for a short time; whether all is written.
-
-    If not, a thread still holds stderr: writing to it or flushing it waits for its reader.
-    """
+    """Write what waits, for a short time; whether all is written. If not, do not touch stderr."""
     if _lines is not None:
         _lines.close()
     return _lines is None or _lines.is_written
 
 
 def write(text: str) -> None:
-    """Write a text for people to stderr, after the lines that were logged before it."""
+    """Write a text for people to stderr, after the lines logged before it."""
     if _lines is not None:
         _lines.write(text)
         _lines.flush()

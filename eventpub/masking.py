@@ -1,8 +1,7 @@
 """Secrets stay inside: what was remembered here is shown as ``***`` by everything that prints.
 
-Whoever reads a secret (a password of a file, the environment or a URL) remembers it before anything
-can fail; whoever writes text for people, logs or scripts passes it through `mask`. This is the last
-line of defence: messages should not contain secrets in the first place.
+Whoever reads a secret remembers it before anything can fail; whoever writes text for people, logs
+or scripts passes it through `mask`.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ MASK = "***"
 
 
 class FileSecret(str):
-    """A secret as it stood in a file when the configuration was read.
-
-    Attributes:
-        file: where it is; a machine that runs only shards need not have it.
-    """
+    """A secret as it stood in a file when the configuration was read."""
 
     file: Path
 
@@ -39,10 +34,7 @@ class FileSecret(str):
 
 
 def current(secret: str) -> str:
-    """A secret as it is now: one of a file may have been rotated.
-
-    While the file is being replaced, it is the one that was there before.
-    """
+    """A secret as it is now: its file may have been rotated."""
     if not isinstance(secret, FileSecret):
         return secret
     with suppress(OSError, UnicodeDecodeError):
@@ -56,14 +48,13 @@ _lock = threading.Lock()
 _lasting: set[str] = set()
 _passing: deque[str] = deque(maxlen=32)
 _forms: tuple[re.Pattern[str] | None, list[str]] | None = None
-"""As of `_as_written`; None: to be recreated."""
 
 
 def remember(secret: str, *, passing: bool = False) -> None:
     """From now on `mask` hides this text, also where it is quoted for a URL or escaped by repr.
 
     Args:
-        passing: it is one of many that follow one another, as tokens do: the last 32 are kept.
+        passing: one of many, as tokens are; the last 32 are kept.
     """
     global _forms  # noqa: PLW0603 - one process has one set of secrets
     with _lock:
@@ -79,9 +70,8 @@ def remember(secret: str, *, passing: bool = False) -> None:
 def mask(text: str) -> str:
     """The text with every remembered secret hidden.
 
-    One that is also an ordinary word ("events", "wrong") is hidden where a secret stands: after
-    "password", "token" and the like, and before the host of a URL. Elsewhere it is only a word, and
-    hiding it would say which one the secret is.
+    One that is also an ordinary word is hidden only where a secret stands (after "password" and the
+    like, or before a URL's host); elsewhere, hiding it would reveal it.
     """
     words, others = _as_written()
     for form in others:
@@ -93,7 +83,7 @@ _AN_ORDINARY_WORD = re.compile(r"[A-Za-z]?[a-z]{0,9}|[0-9]{1,6}|.{1,3}", re.DOTA
 
 
 def _as_written() -> tuple[re.Pattern[str] | None, list[str]]:
-    """Where ordinary words are secrets; and the others, also as a URL and repr write them."""
+    """The pattern of ordinary words, and all other forms, longest first."""
     global _forms  # noqa: PLW0603
     with _lock:
         if _forms is None:
@@ -119,14 +109,12 @@ _SIGNS = ("=", ":", ": ", " ", '="', "='", '": "', "': '")
 
 
 def mask_url(text: str) -> str:
-    """As `mask`, and with the passwords inside URLs (``//user:password@``) hidden: for text of
-    the configuration and of other libraries, which may have secrets that were not remembered.
-    """
+    """As `mask`, and with the passwords of URLs hidden, remembered or not."""
     return re.sub(r"(://[^\s:/@]*):[^\s\"']*@", rf"\1:{MASK}@", mask(text))
 
 
 def mask_all(value: Any) -> Any:
-    """`mask` for every text inside lists and mappings, but not for the names of fields."""
+    """`mask` for every text inside lists and mappings, but not for keys."""
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, Mapping):

@@ -72,7 +72,10 @@ def _proposal(result: dict[str, Any]) -> list[Part]:
     def named(columns: dict[str, Any]) -> dict[str, str]:
         return {k: v if isinstance(v, str) else " and ".join(v) for k, v in columns.items()}
 
-    parts: list[Part] = [facts(named(result["columns"])), *notes(result["notes"])]
+    parts: list[Part] = [facts(named(result["columns"]))]
+    if result["left_out"]:
+        parts.append(Line(f"not published: {', '.join(result['left_out'])}"))
+    parts += notes(result["notes"])
     for other in result["others"]:
         columns = ", ".join(f"{k} = {v}" for k, v in named(other["columns"]).items())
         parts.append(Line(f"or is it table {other['table']} ({columns})? then:"))

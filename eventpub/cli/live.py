@@ -1,8 +1,4 @@
-"""`eventpub run`: the publisher with a view of what it does.
-
-On a terminal one panel on stderr that stays in place, log lines above it; elsewhere a log line
-every few seconds while something happens, and at once on anything that needs attention.
-"""
+"""`eventpub run`: on a terminal a panel on stderr that stays in place; elsewhere log lines."""
 
 from __future__ import annotations
 
@@ -33,7 +29,6 @@ COUNTERS = (
     "dead", "conflicts", "recount_found", "without_identity",
 )  # fmt: skip
 LABELS = {"duplicates": "rows read again and dropped"}
-"""Labels of counters whose names say too little."""
 
 _WARNINGS = {
     "late": "events arrived after their gap had been skipped",

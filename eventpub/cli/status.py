@@ -268,6 +268,7 @@ def _acted(
 
     named = named_versions(*gap) if gap else "its gap"
     words = {
+        "nothing is held": "no gap has this id",
         "skipped": f"skipped, {named}",
         "changed": f"not done: more versions are missing by now than {named}",
         "kept": "kept for the next publisher that runs; eventpub gaps cancel"

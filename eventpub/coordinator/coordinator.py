@@ -2,20 +2,7 @@
 
 One loop calls `on` with one event after the other and does what it returns. It does no I/O and asks
 no clock, so a test plays a life of it in a few lines. It gives each event to the part that it is
-for, and then asks each part what follows (`_go_on`):
-
-- `Runners`: who publishes which shard, and how the publisher stops; `Failures` judges which error
-  makes it;
-- `Windows`: how far the table is read;
-- `Recounting`: what is counted again, and what shards compare because of it;
-- `DatabaseChanges`: what polls and samples show of the database;
-- `Schedule`: what is checked once a second;
-- `Requests`: what users ask of shards;
-- `DurableState`: what must outlive the process;
-- `Pauses`: whether nothing is published for now;
-- `Health`: whether all of that works, as named checks.
-
-The parts share the list of shards; what they are made with says which others they know. All else
+for, and then asks each part what follows (`_go_on`). The parts share the list of shards; all else
 that one needs of another is passed here.
 """
 
@@ -34,6 +21,15 @@ from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.requests import Pauses, Requests
 from eventpub.coordinator.shards import Failures, Runners, Shard, has_got_on
 from eventpub.errors import EventpubError
+
+_OUTCOMES: dict[type[e.Event], type[e.Command]] = {
+    e.Polled: e.Poll,
+    e.Counted: e.Count,
+    e.LagMeasured: e.MeasureLag,
+    e.TopicChecked: e.CheckTopic,
+    e.TableChecked: e.CheckTable,
+}
+"""By event, the command that is done then; a `Sample` may take two."""
 
 _FOLDING_EVERY = 10.0
 """Seconds between two lines that say how far the topic is read back."""
@@ -85,7 +81,6 @@ class Coordinator:
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:
-        """What takes an event of each type, and the time at which it has come."""
         requests, runners = self._requests, self.runners
         return {
             Report: self._reported,
@@ -96,7 +91,7 @@ class Coordinator:
             e.Tick: self._ticked,
             e.Sampled: self._sampled,
             e.LagMeasured: self._lag_measured,
-            e.TopicChecked: lambda *_: self._schedule.is_done(e.CheckTopic),
+            e.TopicChecked: lambda *_: None,
             e.TableChecked: self._table_checked,
             e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
@@ -114,11 +109,7 @@ class Coordinator:
     # -- the loop's side --------------------------------------------------------------------------
 
     def on(self, event: e.Event, now: float) -> list[e.Command]:
-        """What is to be done because of an event.
-
-        Args:
-            now: the machine's time, s; it only grows.
-        """
+        """What is to be done because of an event; `now`: the machine's time, s; it only grows."""
         if self.seen_at < 0:
             self.lag.begin(now)
             self.rate.add(now, 0)
@@ -131,6 +122,9 @@ class Coordinator:
             self.windows.polling.try_again(now)
             for shard in self.shards:
                 shard.start_at = min(shard.start_at, now)
+        if (kind := _OUTCOMES.get(type(event))) is not None:
+            self._schedule.is_done(kind)
+            self._failures.is_done(kind)
         self._handlers[type(event)](event, now)
         if not self.runners.is_over:
             self._go_on(now)
@@ -150,7 +144,6 @@ class Coordinator:
         return max(0.0, min([*later, self._schedule.second_at]) - now)
 
     def _go_on(self, now: float) -> None:
-        """What follows from how things are, whatever has happened."""
         if not self.runners.is_stopping:
             for shard in self.runners.due(now):
                 self._start_runner(shard, now)
@@ -244,7 +237,6 @@ class Coordinator:
     # -- windows ----------------------------------------------------------------------------------
 
     def _polled(self, event: e.Polled, now: float) -> None:
-        self._failures.is_done(e.Poll)
         self.lag.boundary = event.result.upper
         self.progress.without_identity += event.result.without_identity
         if self.changes.polled(event.result, now):
@@ -255,7 +247,6 @@ class Coordinator:
     # -- recount ----------------------------------------------------------------------------------
 
     def _counted(self, event: e.Counted, now: float) -> None:
-        self._failures.is_done(e.Count)
         self._recounting.counted(event)
         # by the clock that it was counted by: were that set back, it would be due again at once
         self._count(now, event.now)
@@ -314,8 +305,6 @@ class Coordinator:
             self.runners.stop(error, now)
 
     def _lag_measured(self, event: e.LagMeasured, now: float) -> None:
-        self._schedule.is_done(e.MeasureLag)
-        self._failures.is_done(e.MeasureLag)
         self.lag.measured(event, self.durable.position, now)
 
     def _table_checked(self, event: e.TableChecked, now: float) -> None:
@@ -329,7 +318,6 @@ class Coordinator:
             self.runners.end_all(now)
 
     def _connect_anew(self, why: EventpubError, now: float) -> None:
-        """All that reads the database begins again, on new connections."""
         self.runners.wait_out(why)
         self.windows.polling.anew = True
         self.runners.end_all(now)

@@ -29,12 +29,11 @@ from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
-from eventpub.sources.mysql.zones import writers_zone
+from eventpub.sources.mysql.values import writers_zone
 from eventpub.terminal import counted
 
 SAMPLE = 20
-"""Rows of a sample: those with the highest ids; of a table without ids, the youngest but for those
-of the future."""
+"""Rows of a sample: those with the highest ids, or the youngest of a table without ids."""
 
 MOST = 100_000
 """Rows that are fetched, lowest ids first, where all of a sample are new and one is of the past."""
@@ -62,11 +61,7 @@ _NO_ID = -(2**63)
 
 
 def last_of(rows: Sequence[NewRow], now: int, above: int | None = None) -> tuple[int, int]:
-    """Highest id and time of a sample that was taken now, µs.
-
-    Args:
-        above: the rows are those above this id; None: those with the highest ids of all.
-    """
+    """Highest id and time of a sample taken now, µs: of the rows above an id, or of all."""
     return max((row.id for row in rows), default=_NO_ID if above is None else above), now
 
 
@@ -76,8 +71,7 @@ class NewestRows:
     Args:
         horizon: of the recount; 0: there is none.
         start: nothing created at or before is of interest.
-        before: highest id and time of a sample that was taken before anything was read, or of the
-            last one of a former run; None: it is that of the first sample.
+        before: highest id and time of a sample before; None: those of the first sample.
     """
 
     def __init__(self, horizon: int, start: int, before: tuple[int, int] | None = None) -> None:
@@ -96,11 +90,7 @@ class NewestRows:
         return self._last
 
     def wants_more(self, rows: Sequence[NewRow]) -> int | None:
-        """Above which id all rows are wanted, since a sample may show but some of the past.
-
-        Args:
-            rows: those with the highest ids.
-        """
+        """Above which id all rows are wanted, since a sample shows only some of the past."""
         if self._has_more and self._last is not None:
             return self._last[0]
         if self._last is None or not rows or min(row.id for row in rows) <= self._last[0]:
@@ -122,8 +112,7 @@ class NewestRows:
             now: the database's time.
             position: everything created at or before has been read.
             rows: those with the highest ids, or those above one.
-            ended: first and last bucket in which transactions wrote that have ended late: what
-                was created there is no news.
+            ended: first and last buckets of transactions that have ended late, which explain rows.
             above: as of `last_of`.
         """
         if self._suspicious:  # judged now: that its transaction has ended shows a moment later
@@ -168,11 +157,7 @@ class NewestRows:
         return sum(self._samples) >= _TRIPS_AT
 
     def error(self, now: int, where: str, zone: str | None) -> StoreError:
-        """What is wrong then.
-
-        Args:
-            zone: of a DATETIME column; None: it is a TIMESTAMP.
-        """
+        """The error then; `zone` of a DATETIME column, None of a TIMESTAMP."""
         row = self.worst
         assert row is not None
         kept = "" if zone is None else f" (read as local time of {zone})"
@@ -221,7 +206,6 @@ class Known(Protocol):
 
     Attributes:
         position: everything created at or before is read.
-        layout: of the event table.
         newest: as of `NewestRows.last`.
         open_hidden_since: as of `channel.Window`, of what was open at the last poll.
     """
@@ -269,7 +253,7 @@ class DatabaseChanges:
     # -- polls ------------------------------------------------------------------------------------
 
     def polled(self, result: PollResult, now: float) -> bool:
-        """The boundary was polled; whether that has shown what is to be written down at once."""
+        """Whether a poll has shown what is to be written down at once."""
         progress = self._progress
         self.seen_at = now
         progress.time = result.now
@@ -295,7 +279,6 @@ class DatabaseChanges:
         return seconds < 0
 
     def _meet(self, server: str) -> None:
-        """Which server is read; a change is said, and everything is counted again."""
         before = self._progress.server
         if not server or server == before:
             return
@@ -321,11 +304,7 @@ class DatabaseChanges:
     # -- samples and checks -----------------------------------------------------------------------
 
     def sampled(self, event: Sampled, now: float) -> StoreError | None:
-        """Rows that are inserted now but say that they were created long ago, or will be.
-
-        Returns:
-            The error to end with, where they are of a kind that would be lost.
-        """
+        """Judge a sample; the error to end with, if its rows would be lost."""
         newest, durable, time = self._newest, self._durable, self._progress.time
         self._ended = {b: since for b, since in self._ended.items() if now - since < ENDED_FOR}
         ended = list(self._ended)
@@ -394,7 +373,7 @@ class DatabaseChanges:
             self._warned_of = kinds, 0
 
     def altered(self, event: TableChecked) -> StoreError | None:
-        """What the event table looks like now; what to begin again for, where it has changed."""
+        """What to begin again for, where the event table has changed."""
         self._never_read = event.never_read
         before, layout = self._durable.layout, event.layout
         if layout == before:

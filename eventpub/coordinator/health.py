@@ -1,5 +1,4 @@
-"""What is checked now and then (`Schedule`), and whether the publisher works, as named checks: each
-with since when, and when it was well last.
+"""What is checked now and then (`Schedule`), and whether the publisher works, as named checks.
 
     database     it answers
     boundary     it is polled, so that new events are seen
@@ -10,8 +9,8 @@ with since when, and when it was well last.
     times        no row is of the future, and none that has come lately of the past
     broker       it answers, and the topic is the one that was there at the start
 
-Made of the coordinator's events alone (`observe`). A check that gets no events turns bad by
-itself (`checks`): a query that hangs raises nothing.
+Made of the coordinator's events alone. A check without events turns bad by itself: a query that
+hangs raises nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from eventpub.errors import EventpubError
 from eventpub.terminal import counted
 
 SILENT_AFTER = 15.0
-"""Seconds without an answer after which the database, or the boundary, counts as not reached."""
+"""Seconds after which the database, or the boundary, counts as not answering."""
 
 _LIMITS = {"database": SILENT_AFTER, "boundary": SILENT_AFTER, "broker": 60.0}
 
 STALLED_AFTER = 60.0
-"""Seconds in which a shard with work does nothing after which it counts as stalled."""
+"""Seconds without progress after which a shard with work counts as stalled."""
 
 _ANSWERS: dict[type[e.Event], tuple[str, ...]] = {
     e.Polled: ("database", "boundary"),
@@ -57,7 +56,6 @@ _FEW_FAILURES = 3
 """Consecutive runners of a shard that ended without progress before it is an error."""
 
 HERE = "this process"
-"""Where the runners of this engine are."""
 
 NOT_YET = "not seen to work yet"
 _NO_RUNNER = "no runner at the moment; one is being started"
@@ -72,7 +70,7 @@ class NamedCheck:
     Attributes:
         state: "warn": it works, but needs attention.
         message: what is wrong, with its code; "" where nothing is.
-        last_ok: when it was ok last; None: never.
+        last_ok: None: never.
     """
 
     name: str
@@ -84,7 +82,7 @@ class NamedCheck:
 
 @dataclass(frozen=True)
 class ShardError:
-    """The last error that a shard's runner has met, at the machine's time `at`, s."""
+    """The last error of a shard's runner, at the machine's time `at`, s."""
 
     code: str
     message: str
@@ -116,12 +114,12 @@ class NamedChecks:
         self._checks[name] = NamedCheck(name, state, message, since, last_ok)
 
     def take_recovered(self) -> list[tuple[str, float]]:
-        """The checks that were wrong and are ok now, each with how long they were, s; once."""
+        """The checks that were wrong and are ok now, with seconds since they were ok; once."""
         found, self._recovered = self._recovered, []
         return found
 
     def now(self, now: float, limits: Mapping[str, float]) -> dict[str, NamedCheck]:
-        """All of them; one that was ok and not heard of for longer than its limit, s, is not."""
+        """All of them; one that was not heard of for longer than its limit, s, is an error."""
         found = dict(self._checks)
         for name, limit in limits.items():
             check = found[name]
@@ -132,7 +130,6 @@ class NamedChecks:
 
 
 def paused(by: str) -> str:
-    """What the check `publishing` says while the publisher is paused."""
     return f"paused{f' by {by}' if by else ''}; run `eventpub resume` to publish again"
 
 
@@ -166,14 +163,13 @@ class Health:
             self._heard(event, now)
 
     def foldings(self) -> list[Folding]:
-        """How far the shards are that read their topics back."""
         return [folding for folding, _ in self._folding.values()]
 
     def is_away(self, name: str) -> bool:
         return self._checks[name].state == "error"
 
     def mark(self, name: str, message: str, now: float) -> None:
-        """A check warns of this; of nothing where the message is empty."""
+        """A check warns of this, or is ok where the message is empty."""
         self._checks.set(name, "warn" if message else "ok", message, now)
 
     def written(self, now: float) -> None:
@@ -212,10 +208,10 @@ class Health:
     def checks(
         self, now: float, unread_seconds: float, *, paused_by: str | None = None
     ) -> list[NamedCheck]:
-        """All checks as of now; only for the loop, since it reads what the loop changes.
+        """All checks as of now; to be called in the loop's thread.
 
         Args:
-            unread_seconds: the lag, without what is held, which waits for its time.
+            unread_seconds: the lag, without what is held.
             paused_by: who has paused it; "": not known; None: it is not paused.
         """
         found = self._checks.now(now, _LIMITS)
@@ -280,28 +276,26 @@ def _of(shard: Shard) -> str:
 # -- what is checked -----------------------------------------------------------------------------
 
 _SECOND = 1.0
-_TOPIC_EVERY = 5.0
-"""Seconds between two checks whether the topic is the same, and whether another publisher writes to
-it where this one does not."""
+_EVERY: dict[type[e.Command], float] = {
+    e.MeasureLag: _SECOND,
+    e.Sample: _SECOND,
+    e.CheckTopic: 5.0,
+    e.CheckTable: 60.0,
+}
+"""Seconds between two checks of a kind."""
 
 _IN_DOUBT_AFTER = 0.5
-_TABLE_EVERY = 60.0
-"""Seconds between two checks whether the event table is the same: by an altered type its times are
-read wrongly, by an altered collation no index is of use any more."""
-
 _OF_ANOTHER_TABLE = {"store.table_altered", "store.index_missing", "store.column_missing"}
 
 _OPEN_EVERY = 10.0
-"""Seconds without a window after which what consumers see is compared with what was published."""
+"""Seconds without a window after which it is checked whether consumers see all of it."""
 
 _IDLE_AFTER = 2.0
 """Seconds without a report of rows after which a publisher is idle."""
 
 
 class Schedule:
-    """What is checked now and then: lag, topic, table, ends, and samples of the newest rows.
-
-    Each is a command, of which one is under way at a time.
+    """What is checked now and then, each with a command of which one is under way at a time.
 
     Times are the machine's, s.
 
@@ -311,14 +305,13 @@ class Schedule:
 
     def __init__(self, is_exact: bool) -> None:
         self._is_exact = is_exact
-        self.second_at = 0.0
-        self._topic_at = self._table_at = self._open_at = 0.0
+        self.second_at = self._open_at = 0.0
+        self._next: dict[type[e.Command], float] = {}
         self._busy_at = float("-inf")
         self._stood: dict[PartitionId, int] = {}
         self._under_way: set[type[e.Command]] = set()
 
     def is_second(self, now: float) -> bool:
-        """Whether another second has begun; it has then."""
         if now < self.second_at:
             return False
         self.second_at = now + _SECOND
@@ -342,18 +335,14 @@ class Schedule:
             position: everything created at or before is read, µs; and how many rows.
             ends: up to where the topics are known to be written.
         """
-        if e.MeasureLag not in self._under_way:
-            yield self._begin(e.MeasureLag(*position))
-        if e.Sample not in self._under_way and time:
-            yield self._begin(e.Sample())
-        if now >= self._topic_at and e.CheckTopic not in self._under_way:
-            self._topic_at = now + _TOPIC_EVERY
+        if self._begins(e.MeasureLag, now):
+            yield e.MeasureLag(*position)
+        if time and self._begins(e.Sample, now):
+            yield e.Sample()
+        if self._begins(e.CheckTopic, now):
             stood, self._stood = self._stood, dict(ends)
-            yield self._begin(
-                e.CheckTopic({at: end for at, end in ends.items() if stood.get(at) == end})
-            )
-        if now >= self._table_at:
-            self._table_at = now + _TABLE_EVERY
+            yield e.CheckTopic({at: end for at, end in ends.items() if stood.get(at) == end})
+        if self._begins(e.CheckTable, now):
             yield e.CheckTable()
         if now - self._busy_at < _IDLE_AFTER or not ends:
             self._open_at = now + _OPEN_EVERY
@@ -361,15 +350,18 @@ class Schedule:
             self._open_at = now + _OPEN_EVERY
             yield e.CheckOpen(ends)
 
+    def _begins(self, kind: type[e.Command], now: float) -> bool:
+        if kind in self._under_way or now < self._next.get(kind, 0.0):
+            return False
+        self._next[kind] = now + _EVERY[kind]
+        self._under_way.add(kind)
+        return True
+
     def met(self, error: EventpubError, now: float) -> None:
         """Where a statement has met another table than is known, it is looked at soon."""
         if error.code in _OF_ANOTHER_TABLE:
-            self._table_at = min(self._table_at, now + _IN_DOUBT_AFTER)
-
-    def _begin(self, command: e.Command) -> e.Command:
-        self._under_way.add(type(command))
-        return command
+            soon = now + _IN_DOUBT_AFTER
+            self._next[e.CheckTable] = min(self._next.get(e.CheckTable, soon), soon)
 
     def is_done(self, kind: type[e.Command]) -> None:
-        """A command of this type may be given again; while a server hangs no more are waiting."""
         self._under_way.discard(kind)

@@ -30,11 +30,9 @@ class StartState:
         now: the database's time.
         start: events created at or before are not published.
         position: up to where a former run has accounted for everything; None: there was none.
-        low: as of `channel.Beginning`.
+        low, is_placed, former_shards, former_indexes: as of `channel.Beginning`.
         hidden_since: as of `channel.Window`, as the former run has left it.
-        acknowledged: next offsets up to which shards have ever reported to be.
-        is_placed: as of `channel.Beginning`.
-        former_shards, former_indexes: as of `channel.Beginning`.
+        acknowledged: next offsets that shards have ever reported.
         newest: as of `NewestRows.last`.
         server: identity of the database server that was read last; "": not known.
         until: nothing created after it is published, and then it is over; None: there is no end.
@@ -63,6 +61,20 @@ class StartState:
     kept: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[tuple[Request, Reply], ...] = ()
 
+    def document(
+        self, progress: Progress, *, ends: Mapping[PartitionId, int], **where: Any
+    ) -> dict[str, Any]:
+        """What must outlive the process, with where the publisher is now."""
+        return {
+            **self.kept,
+            **where,
+            "run": self.run,
+            "partitions": self.partitions,
+            "holds": progress.holds_open,
+            "server": progress.server,
+            "ends": [[*place, end] for place, end in ends.items()],
+        }
+
 
 class DurableState:
     """Where the publisher is, as it is written down. All times are µs."""
@@ -87,7 +99,7 @@ class DurableState:
         self.to_forget: ForgetFormer | None = None
 
     def has_first_written(self, report: Report) -> bool:
-        """Whether a report is of the first records in a partition that anybody knows of."""
+        """Whether a report is of the first known records in a partition."""
         known = self.acknowledged
         return any(end and not known.get(place) for place, end in report.offsets.items())
 
@@ -108,11 +120,12 @@ class DurableState:
         self.uncounted_since = recounting.uncounted_since
 
     def hidden(self, time: int | None) -> int | None:
-        """Nothing that is hidden, or was and is not counted since, was created at or before.
+        """What a new poller of open transactions begins with: nothing hidden was created before,
+        µs.
 
-        A new poller begins with it: whatever was hidden when the position was reached. Where that
-        is years old nothing was seen hidden there, and a start counts again itself what the former
-        run has left: of both, more than a day counts as a day.
+        Of the position and of what is to be counted, more than a day counts as a day: nothing was
+            seen
+        hidden there.
 
         Args:
             time: the database's time of the last poll, µs; None: this run has not polled yet.
@@ -128,14 +141,14 @@ class DurableState:
         return min([*since, *(at for at in seen if at is not None)])
 
     def held(self, shard: Shard) -> tuple[int, int] | None:
-        """Between which times a shard may hold events, as it or the former run has said last."""
+        """Between which times, µs, a shard was last reported to hold events."""
         begin, last = self._begin, shard.report
         if last is not None:
             return (last.low, last.position) if last.holds else None
         return None if begin.position is None else (begin.low, begin.position)
 
     def beginning(self, shard: Shard, uncounted_since: int | None) -> Beginning:
-        """What a shard's next runner is to know, with its own `low` where it has reported one."""
+        """What a shard's next runner is to know."""
         return Beginning(
             hidden_since=self._unpublished_since(uncounted_since),
             low=self.low if shard.report is None else max(self.low, shard.report.low),
@@ -152,7 +165,7 @@ class DurableState:
         return min((at for at in since if at is not None), default=None)
 
     def take_over_former(self) -> None:
-        """All shards have what former indexes knew: these are removed when that is written."""
+        """All shards have what former indexes knew: these are removed once that is written."""
         former, indexes = self.former_shards, self.former_indexes
         self.former_shards, self.former_indexes = None, ()
         if former is not None or indexes:
@@ -170,23 +183,17 @@ class DurableState:
         self.to_forget = command.then or self.to_forget
 
     def document(self, shards: int, progress: Progress, recounting: Recounting) -> dict[str, Any]:
-        """What must outlive the process."""
-        begin = self._begin
         behind_since = recounting.behind_since(self.position)
-        return {
-            **begin.kept,
-            "run": begin.run,
-            "position": self.position,
-            "low": self.low,
-            "hidden_since": self._unpublished_since(recounting.uncounted_since, behind_since),
-            "holds": progress.holds_open,
-            "newest": None if self.newest is None else [*self.newest, self.layout.sampled_by],
-            "ends": [[*place, end] for place, end in self.acknowledged.items()],
-            "shards": shards if self.former_shards is None else self.former_shards,
-            "partitions": begin.partitions,
-            "placed": self.is_placed,
-            "server": progress.server,
-        }
+        return self._begin.document(
+            progress,
+            position=self.position,
+            low=self.low,
+            hidden_since=self._unpublished_since(recounting.uncounted_since, behind_since),
+            newest=None if self.newest is None else [*self.newest, self.layout.sampled_by],
+            ends=self.acknowledged,
+            shards=shards if self.former_shards is None else self.former_shards,
+            placed=self.is_placed,
+        )
 
 
 _FIRST_WAIT = 0.25
@@ -194,7 +201,7 @@ _LONGEST_WAIT = 30.0
 """Seconds until a poll that has failed is tried again, twice as many each time."""
 
 _PAUSED_EVERY = 1.0
-"""Seconds between two polls while the publisher is paused: they find the same window each time."""
+"""Seconds between two polls while the publisher is paused."""
 
 
 @dataclass
@@ -204,7 +211,6 @@ class Polling:
     Attributes:
         at: when the next poll is of use.
         wait: until the one after it, if it fails.
-        is_under_way: whether there is one now.
         anew: whether the next poll opens a new connection.
     """
 
@@ -223,7 +229,6 @@ class Polling:
         self.at = now + pause
 
     def try_again(self, now: float) -> None:
-        """What one that has failed has met is over."""
         self.at, self.wait = min(self.at, now), _FIRST_WAIT
 
     def failed(self, now: float) -> None:
@@ -269,7 +274,7 @@ class Windows:
     def poll(self, now: float, *, is_paused: bool = False) -> None:
         """Poll the boundary, where that is due and shards can take what comes of it.
 
-        While the publisher is paused, only how far the boundary is, and what is open, is of use.
+        While the publisher is paused, only the boundary and what is open matter.
         """
         polling = self.polling
         if polling.is_under_way or now < polling.at:
@@ -287,10 +292,7 @@ class Windows:
     def polled(
         self, event: Polled, uncounted_since: int | None, now: float, *, is_paused: bool = False
     ) -> None:
-        """The boundary was polled: send the window that there is now, if any.
-
-        While the publisher is paused nothing is sent; the window is there again at the next poll.
-        """
+        """The boundary was polled: send the window that there is now, unless paused."""
         result = event.result
         self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
         before = self._time
@@ -320,8 +322,7 @@ class Windows:
     def begin_at(self, position: int) -> None:
         """All shards have read up to there, µs: windows begin no lower.
 
-        Another runner of a shard, which may have begun already, may have an older index: it reads
-        up to there, too.
+        A runner that has begun already may have an older index: it reads up to there, too.
         """
         self.planned = max(self.planned, position)
         if self.last is not None and self.last.upto < self.planned:
@@ -336,7 +337,7 @@ class Windows:
             shard.send(self.last, now)
 
     def catch_up(self, now: float) -> None:
-        """One window for what was left out, where a shard has done what it was sent."""
+        """Send one window for those left out, where a shard has done what it was sent."""
         for shard in self._shards:
             if shard.is_behind and not shard.sent and self.last is not None:
                 shard.send(self.last, now)
@@ -369,8 +370,7 @@ class Windows:
     def read_upto(self) -> tuple[int, int] | None:
         """Up to where all shards have read, and any of them, or the database for them; µs.
 
-        None while one of them has not reported. Rows may be as old as their window when a shard
-        comes to them: what was young when that was planned is counted, however long it takes.
+        None while one of them has not reported.
         """
         reports = [shard.report for shard in self._shards if shard.report is not None]
         if len(reports) < len(self._shards):

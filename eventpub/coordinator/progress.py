@@ -24,7 +24,7 @@ _LAST = ("holds", "low", "next_due", "position")
 
 @dataclass
 class Histogram:
-    """How many durations were at most each bound, and above the last; as Prometheus wants them.
+    """Durations by upper bound, and those above the last; as Prometheus wants them.
 
     Attributes:
         bounds: seconds, ascending.
@@ -43,7 +43,7 @@ class Histogram:
         self.sum += seconds
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add what was counted elsewhere, by the same bounds, and the sum of it, s."""
+        """Add counts by the same bounds, and their sum, s."""
         if len(counts) == len(self.counts):
             self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
             self.sum += total
@@ -56,24 +56,20 @@ def _counter(metric: str = "", meaning: str = "") -> Any:
 
 @dataclass
 class Progress:
-    """The publisher as a whole: its counters, which are all shown and served as metrics from here,
-    and where it is.
+    """The publisher as a whole: its counters, which are shown and served as metrics, and where it
+    is.
 
     Attributes:
         time: the database's time of the last poll, µs.
         position: everything created at or before is accounted for, µs.
         lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
         lag_events: how many there are; at most `workers.MOST_EVENTS`; -1: not known, as shown.
-        ahead_seconds: by how much the newest event lies in the future; it is published when its
-            time has come.
-        rows_ahead: how many rows lie in the future; some 10,000 are counted at most.
+        ahead_seconds, rows_ahead: by how much the newest event lies in the future, and how many do.
         watermark: as `store.Watermark.state`.
         timed_out_seen: as `passed`, since the boundary's poller last connected.
         holds_open: aggregates that wait for a version.
         report_seconds: what the last report with rows took, by step; `total` is their sum.
-        per_shard: where each shard is and what it has published.
         latency: from `create_time` to the commit of its transaction, of each event published.
-        steps: what each step of a transaction took, by its name.
         server: identity of the database server that is read.
         last_error: the last error that was met and waited out.
         stopped_by: number of the signal that ended it; None: it ended by itself or runs.
@@ -145,11 +141,7 @@ class Progress:
     spark_ui: str = ""
 
     def add(self, report: Report, where: str = "") -> None:
-        """Take over what a shard has done.
-
-        Args:
-            where: which machine and process its runner is on.
-        """
+        """Take over what a shard has done; `where`: the machine and process of its runner."""
         more = {**vars(report), **vars(report.counts)}
         more |= {"rows_read": report.counts.rows, "dead": len(report.dead), "reports": 1}
         for counter in COUNTERS:
@@ -169,7 +161,7 @@ class Progress:
         self.holds_open = sum(int(shard["holds"]) for shard in self.per_shard.values())
 
     def no_longer_waited_for(self, timed_out: int) -> None:
-        """Transactions of which the boundary says so, which counts from its own start."""
+        """Add transactions of which the boundary says so, since its own start."""
         before = self.timed_out_seen
         self.passed += timed_out - before if timed_out >= before else timed_out
         self.timed_out_seen = timed_out
@@ -202,12 +194,11 @@ class Rate:
 
 
 class ShownLag:
-    """How far what is published is behind, as it is shown: while it cannot be measured, it grows.
+    """How far publishing is behind, as it is shown: while it cannot be measured, it grows.
 
     Times are the machine's, s, where nothing else is said.
 
     Attributes:
-        progress: has what was measured last.
         boundary: the highest that was seen, µs on the database's clock.
     """
 
@@ -247,11 +238,7 @@ class ShownLag:
         return lag if is_new or at is None else lag + now - at
 
     def seconds(self, low: int, now: float) -> float:
-        """The lag of what is not published, held events included, s.
-
-        Args:
-            low: everything created at or before is published, µs on the database's clock.
-        """
+        """The lag of what is not published, held events included; published up to `low`, µs."""
         lag = self.unread_seconds(now)
         if self.progress.holds_open and self.boundary:
             lag = max(lag, self.below(low))
@@ -273,7 +260,7 @@ _GAPS_A_MINUTE = 100
 """Skipped gaps that are named, each in a line of its own."""
 
 _OPENED_EVERY = 60.0
-"""Seconds between two lines about gaps that were found: late commits open and fill many."""
+"""Seconds between two lines about gaps that were found."""
 
 _GROWING = {
     "begin_above": (
@@ -289,7 +276,7 @@ _GROWING = {
         "rows without aggregate_id or version are skipped (store.without_identity)",
     ),
 }
-"""By counter of `Progress`: from which total on it is logged, and again each tenfold; as what."""
+"""By counter: from which total on it is logged, and again each tenfold; as what; the text."""
 
 
 class ReportLog:

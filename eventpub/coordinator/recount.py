@@ -3,14 +3,12 @@
 An aggregate's last event, or its only one, may commit after its window was read. So the rows of
 each second (a time bucket) are counted again in the database at growing ages (2, 4, 8, … s, up to
 the horizon) and compared with how many the shards have accounted for. Where the watermark saw a
-transaction end that the boundary no longer waited for, the seconds in which it wrote are counted
-out of turn, however old they are. Where the numbers differ, the shards compare the bucket's keys
-with their index, and what they do not know goes through admission. The cost of a row is one index
-entry counted per age: it grows with log(horizon).
+transaction end that the boundary no longer waited for, its seconds are counted out of turn, however
+old they are. Where the numbers differ, the shards compare the bucket's keys with their indexes, and
+what they do not know goes through admission. Cost grows with log(horizon).
 
-A number that is wrong costs a comparison and nothing else: the comparison sets it right. It must
-never be too high, since that would hide a row, and so rows count when a window shows them for the
-first time, and not when they come by another way.
+A wrong number costs a comparison, which sets it right. But it must never be too high, since that
+would hide a row: rows count only when a window shows them for the first time.
 """
 
 from __future__ import annotations
@@ -31,15 +29,13 @@ _MOST_ROWS = 200_000
 MOST_BUCKETS = 600
 _MOST_LATE = 60
 _MOST_HIDDEN = 30 * 86_400
-"""Buckets, at most, that one transaction or one downtime may have hidden, or that the database's
-clock may have passed at once: a month."""
+"""Buckets, at most, that one transaction or one downtime may have hidden, or that the clock may
+have passed at once: a month."""
 
 
 def hidden_at_most(position: int) -> int:
-    """From where on a start counts again that does not know what was hidden below a time.
-
-    A day, as far as numbers are kept: what was open for longer than that is not found.
-    """
+    """From where on a start counts again that does not know what was hidden below a time: a day, as
+    far as numbers are kept. Rows of transactions that were open for longer are not found."""
     return position - KEPT * WIDTH
 
 
@@ -51,8 +47,7 @@ class Recount:
         start: nothing at or before is of interest.
         now: the database's time.
         position: up to where a former run has read; None: there was none.
-        hidden_since: nothing that a former run may have passed and not counted since was created
-            at or before; None: it knew of nothing.
+        hidden_since: nothing that it passed and did not count since was created at or before.
     """
 
     def __init__(
@@ -120,7 +115,7 @@ class Recount:
         """Take over a shard's numbers of rows, per bucket that has changed.
 
         Args:
-            anew: these are all, of another index perhaps: where it knows of fewer rows than the one
+            anew: these are all, perhaps of another index: where it knows of fewer rows than the one
                 before, they are looked for again.
         """
         known = self._accounted.setdefault(shard, {})
@@ -130,19 +125,18 @@ class Recount:
         known.update(buckets)
 
     def ask(self, buckets: Iterable[int]) -> dict[int, int]:
-        """These are counted from now on; how many rows of each the shards have accounted for."""
+        """How many rows the shards have accounted for in each of these, counted from now on."""
         self._noted_meanwhile.clear()
         return {b: sum(of.get(b, 0) for of in self._accounted.values()) for b in buckets}
 
     def ended(self, after: int, upto: int) -> None:
-        """A transaction has ended that wrote in ``(after, upto]``, µs, behind the windows: its
-        seconds are counted out of turn; see `late`."""
+        """A transaction that wrote in ``(after, upto]``, µs, has ended behind the windows."""
         first, last = bucket_of(after + 1), bucket_of(upto)
         if self._horizon:
             self._note(max(first, self._start, last + 1 - _MOST_HIDDEN), last + 1)
 
     def note(self, buckets: Iterable[int]) -> None:
-        """Rows have come there behind the windows; see `late`."""
+        """Rows have come there behind the windows: count them out of turn."""
         if self._horizon:
             for bucket in (b for b in buckets if b >= self._start):
                 self._note(bucket, bucket + 1)
@@ -153,15 +147,14 @@ class Recount:
 
     @property
     def has_late(self) -> bool:
-        """Whether some of those have not been counted or compared yet."""
         return bool(self._late or self._mismatched or self._late_mismatched)
 
     def late(self, now: int, position: int) -> list[int]:
-        """Buckets to count out of turn, as of `due`: some, so that a count does not take long.
+        """Buckets to count out of turn: a few at a time.
 
-        From both ends, so that what ends now does not wait for a day that a start has to count, nor
-        that for ever. None that are still to be compared: what came after a comparison has read
-        them would be forgotten when it ends. While many are, only what is younger than they.
+        Taken from both ends, so that neither what ends now nor what a start has to count waits for
+        the other. None that are still to be compared: what came after the comparison has read them
+        would be forgotten when it ends.
         """
         late = self._late_mismatched
         if len(late) >= MOST_BUCKETS:
@@ -187,8 +180,7 @@ class Recount:
         Args:
             now: the database's time.
             position: up to where all shards have read.
-            reached: up to where any of them has, or the database was asked for their rows; None:
-                the same. Where a shard needs longer than the horizon for that, it is still counted.
+            reached: up to where any of them has, or the database was asked for their rows.
             hidden_since: nothing that open transactions hide was created at or before, µs.
         """
         if not self._horizon:
@@ -217,8 +209,7 @@ class Recount:
     def not_counted(
         self, buckets: Iterable[int], pause: range = range(0), *, in_turn: bool = True
     ) -> None:
-        """Buckets that were `due`, or `late`, could not be counted: they are due again when the
-        pause, from and to a time in µs, is over."""
+        """Buckets that were `due`, or `late`, are due again after the pause, a range of µs."""
         for bucket in buckets:
             self._paused[bucket] = pause
             if in_turn:
@@ -238,8 +229,7 @@ class Recount:
         Args:
             expected: as of `ask`.
             in_turn: these were `due`, and are again.
-            upto: what is above it was not counted, µs: a bucket that goes on there is counted again
-                when shards have read further; None: all was counted.
+            upto: what is above it was not counted, µs; None: all was.
         """
         if upto is not None:
             self._in_part |= {bucket: upto for bucket in rows if (bucket + 1) * WIDTH > upto}
@@ -265,7 +255,7 @@ class Recount:
                 heapq.heappush(self._due, (min(end + age, last), bucket))
 
     def clock_went_ahead(self, now: int, by: int) -> None:
-        """What it has passed is no older for that, and is counted as long as without it."""
+        """What it has passed is counted as long as without that."""
         self._steps = [(bucket_of(now - by), by), *self._steps[:9]]
         self.everything(now - by)
 
@@ -279,7 +269,7 @@ class Recount:
         self.everything(now)
 
     def everything(self, now: int) -> None:
-        """Count every bucket of the horizon again, now: it may have changed, or it is the end."""
+        """Count every bucket of the horizon again."""
         self._paused = {}
         if not self._horizon:
             return
@@ -291,14 +281,11 @@ class Recount:
         self._due = [(0, bucket) for bucket in sorted(pending)]
 
     def has_mismatches(self) -> bool:
-        """Whether there are buckets to compare."""
         return bool(self._mismatched or self._late_mismatched)
 
     def take(self) -> list[int]:
-        """The next buckets to compare: some, so that events do not wait long. See `compared`.
-
-        Those that were counted in turn first, and one at least of the others, from both ends.
-        """
+        """The next buckets to compare: first those counted in turn, and at least one of the
+        others."""
         taken: list[int] = []
         rows = 0
         late = sorted(self._late_mismatched.items())
@@ -318,9 +305,8 @@ class Recount:
         """All shards have compared these.
 
         Args:
-            buckets: which were compared.
             unfinished: those of which a shard that waits has left something.
-            again: when these are counted again, µs, however old they are then.
+            again: when these are counted again, µs.
         """
         for bucket in buckets:
             self._mismatched.pop(bucket, None)
@@ -336,7 +322,7 @@ class Recount:
 
 
 class Buckets:
-    """As a set of numbers, kept as ranges that do not touch."""
+    """A set of numbers, kept as ranges that do not touch."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
@@ -362,7 +348,6 @@ class Buckets:
         self._ends[at : at + 1] = [b for _, b in left]
 
     def clear(self) -> None:
-        """Remove all."""
         self._firsts, self._ends = [], []
 
     def from_both_ends(self, first: int, end: int) -> Iterator[int]:
@@ -379,7 +364,7 @@ class Buckets:
 
     @property
     def least(self) -> int | None:
-        """The first of all; None: there is none."""
+        """The lowest; None: there is none."""
         return self._firsts[0] if self._firsts else None
 
     def __contains__(self, bucket: int) -> bool:

@@ -1,7 +1,7 @@
 """The recount, step by step: what is counted next, and what the shards compare because of it.
 
-One count is under way at a time, and one comparison. What is to be compared has a number; every
-shard reports the number of the last one that it has done. Pure: times are arguments.
+One count is under way at a time, and one comparison. A comparison has a number; every shard reports
+the number of the last one that it has done. Pure: times are arguments.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ _AHEAD = 10_000_000
 
 
 class Recounting:
-    """Which time buckets are counted, and which differ.
-
-    Args:
-        horizon, start, now, position, hidden_since: as of `Recount`.
+    """Which time buckets are counted, and which differ; arguments as of `Recount`.
 
     Attributes:
         comparison: the one that is wanted now; without buckets where there is none.
@@ -61,9 +58,9 @@ class Recounting:
         """Take over the first report of a runner, whose index may be older than the one before.
 
         Args:
-            known: up to where the shard had accounted for everything, as it has said last, µs.
-            held: ``(after, upto]``, µs, in which the shard held events; what its index does not
-                hold any more is looked for again. None: nowhere.
+            known: the shard's last reported position, µs.
+            held: ``(after, upto]``, µs, in which the shard held events: what its index does not
+                hold any more is counted again. None: nowhere.
         """
         if report.read_before is not None:
             self._recount.read_before(report.read_before, known)
@@ -72,7 +69,6 @@ class Recounting:
             self._recount.ended(held[0], min(report.low, held[1]))
 
     def account(self, report: Report) -> None:
-        """Take over a shard's numbers."""
         self._recount.account(report.shard, report.buckets)
 
     def ended(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -88,19 +84,20 @@ class Recounting:
         return self._recount.uncounted_since
 
     def behind_since(self, position: int) -> int | None:
-        """While the database's clock is behind what was read, no window shows what comes: nothing
-        that is to be counted yet was created at or before, µs. None: it is not behind."""
+        """Nothing that is to be counted yet was created at or before, µs, while the database's
+        clock is behind the position and no window shows what comes. None: it is not behind."""
         if not self._horizon or self._last_time + CLOCK_STEP >= position:
             return None
         return self._last_time - self._horizon
 
     def clock_stepped(self, now: int, at: float) -> float:
-        """Seconds by which the database's clock went back (below 0) or ahead of the machine's; 0:
-        neither by much. What is counted is counted again, and as long as without that.
+        """Seconds by which the database's clock went back (negative) or ahead; 0: neither by much.
+
+        What is affected is counted again.
 
         Args:
             now: the database's time, µs, as it was at `at` or before.
-            at: the machine's, s, which need not show the same time.
+            at: the machine's time, s.
         """
         step, lead = now - self._last_time, now - at * 1e6
         self._last_time = now
@@ -119,7 +116,6 @@ class Recounting:
     # -- counting ---------------------------------------------------------------------------------
 
     def second(self, now: float) -> None:
-        """Another second begins, of which late counts have their share."""
         self._late_until = now + _LATE_SHARE
 
     def next_count(
@@ -130,7 +126,7 @@ class Recounting:
         hidden_since: int | None,
         at: float,
     ) -> Count | None:
-        """What is to be counted now; None: nothing, or a count is under way.
+        """The next count; None: nothing is due, or one is under way.
 
         Args:
             now: the database's time, µs.
@@ -153,7 +149,6 @@ class Recounting:
         return self._counting
 
     def counted(self, found: Counted) -> None:
-        """The database's numbers have come."""
         upto = None if self._counting is None else self._counting.position
         self._counting = None
         self._alone -= found.rows.keys()
@@ -163,7 +158,7 @@ class Recounting:
         )
 
     def not_counted(self, count: Count) -> None:
-        """The count failed: its buckets are due again, fewer at once; one that has failed by itself
+        """The count failed: its buckets are due again, fewer at once. One that has failed by itself
         comes later, and by itself, for it would keep all others waiting."""
         pause = range(0)
         if not self._is_last and (self._at_most == 1 or count.buckets[0] in self._alone):
@@ -184,7 +179,6 @@ class Recounting:
         return self.comparison
 
     def compared(self, reports: Sequence[Report]) -> None:
-        """Take over how far the shards are with it."""
         comparison = self.comparison
         if not comparison.buckets or any(report.compared < comparison.number for report in reports):
             return
@@ -203,7 +197,7 @@ class Recounting:
             self._recount.everything(now)
 
     def is_over(self) -> bool:
-        """Whether the last recount found nothing and none is running; otherwise it restarts."""
+        """Whether the last count found nothing and none is running; otherwise it restarts."""
         if not self._is_last or self._counting is not None:
             return False
         if self.comparison.buckets or self._recount.has_mismatches():

@@ -1,8 +1,8 @@
 """Requests of users on their way to shards: who is asked, and what each has answered.
 
-A request is sent to a runner that has begun, and to the next one where that one is gone before it
-has answered. It must end nobody: where two runners have failed with it, it is answered with an
-error that names theirs. While the publisher is paused (`Pauses`), none is done that publishes.
+A request is sent to a runner that has begun, and to the next one where that one ends before it has
+answered. After two failures it is answered with their error, so that it ends nobody. While the
+publisher is paused (`Pauses`), none is done that publishes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ COMMANDS = {
 }
 
 _MOST_FAILURES = 2
-"""Runners of a shard that may fail with a request under way. One failure says little; the more
-there are, the nearer is the one that ends the publisher (see `shards.Failures`)."""
+"""Runners of a shard that may fail with a request under way."""
 
 
 @dataclass
@@ -36,7 +35,7 @@ class _Pending:
     Attributes:
         lanes: of the runners that it was sent to, by shard.
         failures: runners that have failed with it.
-        error: what the last of these has met.
+        error: the last of these failures.
         is_withdrawn: whether the client has stopped waiting; a runner may still carry it out.
     """
 
@@ -65,11 +64,7 @@ class _Pending:
 
 
 class Requests:
-    """Those that wait for an answer.
-
-    Args:
-        partitions: of the topic, which say whose an aggregate is.
-    """
+    """Those that wait for an answer; `partitions` of the topic say whose an aggregate is."""
 
     def __init__(self, shards: Sequence[Shard], partitions: int, do: Do) -> None:
         self._shards = shards
@@ -156,7 +151,6 @@ class Pauses:
     """Whether nothing is published, as users have asked; a crash does not undo it.
 
     Attributes:
-        is_paused: nothing that is not under way is published.
         paused_by: who has paused it, and when; "": not known.
     """
 
@@ -184,7 +178,7 @@ class Pauses:
         self.reply(is_paused, in_work)
 
     def reply(self, is_paused: bool, outcome: int | EventpubError) -> None:
-        """Answer those that wanted it so, in the order in which they have asked."""
+        """Answer those that wanted it so, in their order."""
         while self._waiting and self._waiting[0].is_paused == is_paused:
             self._waiting.popleft().reply(outcome)
 

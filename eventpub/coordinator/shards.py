@@ -1,10 +1,8 @@
 """What the coordinator knows of each shard, how each gets a runner, and which failures end it all.
 
-A shard without a runner is given one, a thread with a `Lane` of its own. When that has ended
-(`Ended`), the next one is started; after a failure, after a wait. So a shard never has two runners
-in this process, and what comes from a shard comes from its runner: no lease is
-needed. Producers of other processes, or of a former run, are fenced by Kafka and their records read
-back.
+A shard without a runner is given one, a thread with a `Lane` of its own. When that has ended, the
+next one is started; after a failure, after a wait. So a shard has one runner in this process.
+Producers of other processes are fenced by Kafka, and their records read back.
 """
 
 from __future__ import annotations
@@ -64,12 +62,11 @@ class Shard:
         lane: of its runner; None: it has none.
         has_begun: whether that has reported, and so has read the topic back.
         is_behind: whether a window was left out, so that one is due when these are done.
-        window: the number of the last window that its runner was sent.
+        window, comparison: numbers of the last that its runner was sent.
         report: the last one; None: the shard has not said anything in this run.
-        comparison: the number of the last that it was sent.
-        compares_since: when the comparison was sent that it has not done, s; None: it has.
-        due_sent_for: what the last report was when a window for holds that are due was sent.
-        start_at: when the next one is started, where none runs.
+        compares_since: when the comparison was sent that it has not done; None: it has.
+        due_sent_for: the last report when a window for holds that are due was sent.
+        start_at: when the next runner is started, where none runs.
         wait: until it is started after another failure.
         failures: runners that have failed in a row.
     """
@@ -160,19 +157,19 @@ class Shard:
             self.failures, self.wait = 0, _FIRST_WAIT
 
     def next_due(self) -> int | None:
-        """When its next hold is due, unless a window was sent for it already; µs."""
+        """When its next hold is due, µs, unless a window was sent for it already."""
         if self.lane is None or self.report is None or self.report is self.due_sent_for:
             return None
         return None if self.sent else self.report.next_due
 
 
 def has_got_on(report: Report) -> bool:
-    """Whether a runner has done something; that it begins says nothing of what it fails at."""
+    """Whether a runner has done something since it began."""
     return bool(report.done or report.published)
 
 
 _MOST_FAILURES = 5
-"""Failures of a shard in a row, for a reason that eventpub does not know, before it gives up."""
+"""Failures of a shard in a row, for an unknown reason, before the publisher gives up."""
 
 _TAKEOVER = 20.0
 """Seconds after its first report in which a publisher leaves it to an older one to notice both."""
@@ -181,13 +178,11 @@ _SIGHTINGS = {"sink.fenced": 10, "sink.own_request_late": 1}
 _MOST_SIGHTINGS = 30
 _SIGHTINGS_WITHIN = 3600.0
 """The publisher stops when a shard was fenced three times within so many seconds, or thirty times
-where a late request of its own may have done it. A process of a former run that was frozen does
-that once, and a shard that has little to publish notices late. With little to publish, two
-publishers of one id meet once in minutes."""
+where a late request of its own may have done it. A frozen process of a former run does that once;
+two publishers of one id with little to publish meet once in minutes."""
 
 _ROTATED_WITHIN = 120.0
-"""Seconds in which a new password or certificate reaches its file: Kubernetes takes up to a minute
-and a half, and others remove a file before they write it."""
+"""Seconds in which a new password or certificate reaches its file: in Kubernetes up to 90."""
 
 _PASSES_WITHIN = {
     **dict.fromkeys(("config.password_file", "config.sink_property"), _ROTATED_WITHIN),
@@ -198,8 +193,7 @@ _PASSES_WITHIN = {
     **{"store.query_failed": 60.0, "sink.topic_missing": 30.0},
 }
 """Seconds for which something may be wrong while running before it counts as wrong: brokers that
-start know of no topic, a migration takes a table or an index away and gives it back, a server or a
-proxy in between has no disk, memory or threads for a moment and words it in its own way."""
+start know of no topic, a migration takes a table or an index away for a moment."""
 
 _FATAL_CHECKS = {"sink.other_publisher", "sink.topic_recreated"}
 
@@ -214,14 +208,12 @@ class Failures:
         self._sightings: dict[int, list[float]] = {}
 
     def is_well(self, shard: int, now: float, *, has_progressed: bool) -> None:
-        """A shard has reported: that it has done something, or only that it begins."""
         if self._well_since is None:
             self._well_since = now
         if has_progressed:
             self._wrong_since.pop(f"shard {shard}", None)
 
     def is_done(self, command: type[Command]) -> None:
-        """A command of this kind was carried out: what one before has met was over."""
         self._wrong_since.pop(command.__name__, None)
 
     def of_shard(
@@ -230,7 +222,7 @@ class Failures:
         """The error to end with, if a runner's failure is one.
 
         Args:
-            in_a_row: how often that shard has failed without having done anything.
+            in_a_row: failures of that shard since it has done anything.
         """
         if error.code in _SIGHTINGS:
             return self._another_publisher(shard, error, now)
@@ -243,7 +235,6 @@ class Failures:
     def of_command(
         self, command: Command, error: EventpubError, now: float
     ) -> EventpubError | None:
-        """The error to end with, if the failure of a command is one."""
         if isinstance(command, CheckTopic):
             return error if error.code in _FATAL_CHECKS else None
         if isinstance(command, (CheckTable, CheckOpen)):
@@ -252,7 +243,6 @@ class Failures:
         return None if error.retriable or self._may_pass(who, error.code, now) else error
 
     def _may_pass(self, who: str, code: str, now: float) -> bool:
-        """Whether what was met has not lasted for long, as far as who has met it can tell."""
         if code not in _PASSES_WITHIN:
             return False
         return now - self._wrong_since.setdefault(who, now) < _PASSES_WITHIN[code]
@@ -260,7 +250,7 @@ class Failures:
     def _another_publisher(
         self, shard: int, error: EventpubError, now: float
     ) -> EventpubError | None:
-        """Note it; the error to end with where it was seen so often that this one gives way."""
+        """Note it; the error to end with where it was seen too often."""
         if self._well_since is None or now - self._well_since < _TAKEOVER:
             return None
         before = self._sightings.get(shard, [])
@@ -341,7 +331,6 @@ class Runners:
     # -- the end ----------------------------------------------------------------------------------
 
     def command_failed(self, command: Command, error: EventpubError, now: float) -> None:
-        """Start to stop, or wait it out."""
         final = self._failures.of_command(command, error, now)
         if final is not None:
             self.stop(final, now)
@@ -362,10 +351,7 @@ class Runners:
         self._stop_all()
 
     def have_stopped(self, now: float) -> bool:
-        """Whether the runners that were asked to leave have, or have had their time to.
-
-        What is cut off is aborted by the broker, and read back by the next start.
-        """
+        """Whether all have left, or have had their time to: what is cut off is aborted."""
         return all(shard.lane is None for shard in self._shards) or now >= self.stop_by
 
     def finish(self) -> None:

@@ -19,11 +19,11 @@ from eventpub.coordinator.shards import Shard
 from eventpub.log import dropped
 
 _BUSY_FOR = 4.0
-"""Seconds without an answer after which it is reported: with the question, less than 10 s."""
+"""Seconds without an answer after which it is reported."""
 
 
 def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
-    """The document; to be made where the coordinator is changed, in its loop's thread.
+    """The document; to be made in the coordinator's thread.
 
     Args:
         now: the machine's monotonic time, s.
@@ -31,10 +31,10 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
     Returns:
         JSON-serializable. Times that end in ``_at``, ``since`` and ``last_ok`` are Unix times in s,
         positions µs on the database's clock. ``lag.seconds`` is the age below the boundary of the
-        oldest event that is not published, held ones included; while the database does not answer
-        it grows by the time since its last answer. ``lag.events`` is of those not read yet, at most
-        `workers.MOST_EVENTS`, and one for each aggregate that waits; null: not known, as while the
-        database does not answer. Rates are events a second.
+        oldest event that is not published; it grows while the database does not answer.
+        ``lag.events`` is of those not read yet, at most `workers.MOST_EVENTS`, and one for each
+        aggregate that waits;
+        null: not known. Rates are events a second.
     """
     is_paused, paused_by = coordinator.pauses.is_paused, coordinator.pauses.paused_by
     unread = coordinator.lag.unread_seconds(now)
@@ -72,7 +72,7 @@ def document(  # noqa: PLR0913 (what all of it is made of)
     shards: Iterable[dict[str, Any]],
     now: float,
 ) -> dict[str, Any]:
-    """What of the status both engines make in the same way.
+    """What both engines show.
 
     Args:
         low: everything created at or before is published, µs.
@@ -145,8 +145,6 @@ def lag_seconds(coordinator: Coordinator, now: float, shard: Shard | None = None
 def unanswered(document: dict[str, Any], since: float, now: float) -> dict[str, Any]:
     """The last document of a publisher that does not answer: what was ok then is unknown now.
 
-    For some seconds it may merely be busy, and the document is as it was.
-
     Args:
         since: when its loop was last seen to turn, Unix time in s.
         now: Unix time, s.
@@ -171,12 +169,11 @@ def unanswered(document: dict[str, Any], since: float, now: float) -> dict[str, 
 
 
 def is_ready(document: dict[str, Any]) -> bool:
-    """Whether no check is wrong; one that only warns is not."""
     return all(check["state"] != "error" for check in document["checks"])
 
 
 def notable(document: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What is written down at once when it changes: the checks, without how long ago it was."""
+    """The checks, without how long they have lasted: a change is written down at once."""
     return [
         (check["name"], check["state"], re.sub(r"\b\d+ s\b", "", check["message"]))
         for check in document["checks"]

@@ -1,8 +1,7 @@
-"""The Java that runs the servers, and the cache of their programs: each is fetched once, whole or
-not at all.
+"""The Java that runs the servers, and the cache of their programs.
 
-A program is built in a `.partial` folder and renamed when complete, under a file lock, so that a
-folder with the final name is always usable and two processes that start at once fetch it once.
+A program is built in a `.partial` folder under a file lock and renamed when complete: it is fetched
+once, whole or not at all.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Progress = Callable[[str], AbstractContextManager[None]]
 
 @contextmanager
 def on_stderr(what: str) -> Iterator[None]:
-    """A line at the beginning and at the end: a first start downloads for half a minute."""
+    """A line at the beginning and at the end."""
     started = time.monotonic()
     print(f"eventpub: {what} …", file=sys.stderr, flush=True)
     yield
@@ -124,8 +123,7 @@ def _locked(path: Path, name: str, progress: Progress) -> Iterator[None]:
 def maven(artifacts: Sequence[tuple[str, str, str]], folder: Path) -> None:
     """Puts the jars of `artifacts` (organisation, name, version) and all they need into `folder`.
 
-    By the Ivy that pyspark ships, from Maven Central. Some jars are OSGi bundles: without that type
-    the broker would start and die of a missing class.
+    From Maven Central, by the Ivy that pyspark ships. Some jars are of the type bundle.
 
     Raises:
         LocalError: `local.java_missing`, `local.network`, `local.ivy_missing`.
@@ -209,7 +207,7 @@ def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> Non
 
 def run_once(command: Sequence[str], text: str = "") -> None:
     """Runs a command that prepares a server's first data; `text` is its input."""
-    # in a folder of its own: a MariaDB that starts removes the temporary tables of all in its own
+    # in a folder of its own: a MariaDB that starts removes temporary tables
     with TemporaryDirectory(prefix="eventpub-") as temporary:
         answer = subprocess.run(
             command,

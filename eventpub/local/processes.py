@@ -1,9 +1,8 @@
 """A server as a child process: started, stopped, and never left behind.
 
-Each server runs in its own session, so that Ctrl-C on the terminal reaches only eventpub, which
-stops its servers last. A watcher (a shell that waits for the end of a pipe) stops the server when
-the process that started it is gone, even after ``kill -9``. A pipe and not Linux's parent-death
-signal, because that one fires when the *thread* that started the server ends.
+Each runs in its own session, so that Ctrl-C on the terminal reaches only eventpub. A watcher (a
+shell that waits for the end of a pipe) stops the server when the process that started it is gone,
+even after ``kill -9``; Linux's parent-death signal fires when the *thread* ends.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Server(ABC):
                 raise
 
     def stop(self) -> None:
-        """Stops it cleanly; by force after 20 s. Nothing happens where it does not run."""
+        """Stops it cleanly; by force after 20 s."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -199,11 +198,10 @@ def _suggestion(printed: str) -> str:
 
 
 def free_port() -> int:
-    """A free port of 127.0.0.1 that no other process is given soon after.
+    """A free port of 127.0.0.1, below the range of outgoing connections.
 
-    Below the range from which outgoing connections take theirs, so that a server that restarts
-    finds its port still free. Many servers are given theirs long before they listen: until then
-    the UDP port of the same number, which none of them uses, is held as the mark of this.
+    Until a server listens, the UDP port of the same number is held as a mark: no other process is
+    given this one meanwhile.
     """
     for _ in range(200):
         port = random.randrange(20_000, 32_000)

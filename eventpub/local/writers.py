@@ -29,7 +29,7 @@ from eventpub.sources.mysql.connection import Connection, connect
 
 _AGGREGATES = 1_000
 _OF_A_THREAD = 10.0
-"""Events a second that one thread writes, whose transactions are mostly waiting."""
+"""Events a second."""
 _HELD, _ROLLED_BACK, _GAPS, _REVERSED = 0.1, 0.03, 0.005, 0.05
 """Fractions of the transactions: open for up to 3 s, rolled back, rolled back after the next
 version was committed, committed after it."""
@@ -41,18 +41,8 @@ _INSERT = "INSERT INTO events (aggregate_id, version, event_type, payload) VALUE
 
 
 class Writer(threading.Thread):
-    """Writes until it is stopped, then one more event to each aggregate: a last version that has
-    committed late has nothing after it that would show the gap.
-
-    Args:
-        url: SQLAlchemy's, of the database.
-        names: of its aggregates.
-        rate: events a second.
-        stopped: ends it.
-
-    Attributes:
-        counts: what it has done, by name.
-    """
+    """Writes to its aggregates until it is stopped, then one more event to each: a last version
+    that has committed late has nothing after it that would show the gap."""
 
     def __init__(
         self, url: str, names: Sequence[str], rate: float, stopped: threading.Event
@@ -75,8 +65,9 @@ class Writer(threading.Thread):
                     while not self._stopped.wait(max(0.0, due - time.monotonic())):
                         events = self._write(connection, other)
                         due = max(due + events / self._rate, time.monotonic() - 2.0)
-                    self._append(connection, dict.fromkeys(self._touched, 1))
-                    self._commit(connection, dict.fromkeys(self._touched, 1))
+                    last = dict.fromkeys(self._touched, 1)
+                    self._append(connection, last)
+                    self._commit(connection, last)
             except (StoreError, pymysql.Error, OSError):
                 self._stopped.wait(0.5)
 
@@ -85,7 +76,7 @@ class Writer(threading.Thread):
             self._append(connection, {next(iter(self._last)): 1}, first=-1)
 
     def _write(self, connection: Connection, other: Connection) -> int:
-        """One transaction, or a pair of which the first ends last; how many events."""
+        """Write one transaction, or a pair of which the first ends last; how many events."""
         chance = random.random()
         if chance < _GAPS + _REVERSED:
             return self._pair(connection, other, commits=chance >= _GAPS)
@@ -104,7 +95,7 @@ class Writer(threading.Thread):
         return sum(new.values())
 
     def _pair(self, connection: Connection, other: Connection, *, commits: bool) -> int:
-        """A version in a transaction that ends after the one with the next."""
+        """Write a version in a transaction that ends after the one with the next."""
         name = random.choice(list(self._last))
         self._append(connection, {name: 1})
         self._append(other, {name: 1}, first=1)
@@ -120,7 +111,7 @@ class Writer(threading.Thread):
         return 2
 
     def _append(self, connection: Connection, new: Mapping[str, int], first: int = 0) -> None:
-        """So many events to each aggregate, without a commit; `first` versions are left out."""
+        """Insert so many events of each aggregate; `first` versions are left out."""
         rows = [
             (name, self._last[name] + 1 + first + n, random.choice(_TYPES), f'{{"order":"{name}"}}')
             for name, count in new.items()
@@ -150,9 +141,7 @@ class Writer(threading.Thread):
 
 def main(arguments: Sequence[str]) -> int:
     """``python -m eventpub.local.writers``; SIGTERM and Ctrl-C end what is open, then stop."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eventpub.local.writers", description="Appends events to the table `events`."
-    )
+    parser = argparse.ArgumentParser(prog="python -m eventpub.local.writers")
     parser.add_argument("--url", required=True, help="mysql+pymysql://user@host:port/database")
     parser.add_argument("--rate", type=float, required=True, help="events per second")
     parser.add_argument("--seconds", type=float, help="until SIGTERM when not given")

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
-from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -24,9 +22,6 @@ from eventpub.terminal import named_versions
 
 MOST_LOOKED_UP = 10_000
 """Events that differ and are looked up once more, at most."""
-
-_AT_ONCE = 10_000
-"""Versions with several rows that are worked on together."""
 
 LookUp = Callable[[Sequence[tuple[str, int]]], Collection[tuple[str, int]]]
 """Which of some events are in the store now, whatever their time."""
@@ -102,14 +97,35 @@ CREATE OR REPLACE TABLE difference (
 )
 """
 
-_DOUBLED = """
-WITH several AS (SELECT id, version FROM s GROUP BY id, version HAVING count(*) > 1)
-SELECT id, version, create_time, payload, type, metadata, NULL, rowid AS row
-FROM s SEMI JOIN several USING (id, version)
-UNION ALL
-SELECT id, version, create_time, payload, type, metadata, kind, NULL
-FROM t SEMI JOIN several USING (id, version)
-ORDER BY id, version, create_time, row
+_DOUBLED = f"""
+CREATE OR REPLACE TABLE several AS
+SELECT id, version FROM s GROUP BY id, version HAVING count(*) > 1;
+CREATE OR REPLACE TABLE known AS FROM t SEMI JOIN several USING (id, version);
+CREATE OR REPLACE TABLE one AS
+SELECT id, version, create_time, hash(payload, type, metadata) AS content, rowid AS row,
+    EXISTS (FROM known k WHERE k.id = s.id AND k.version = s.version AND kind <> {DEAD}
+        AND k.create_time = s.create_time AND k.payload = s.payload AND k.type = s.type
+        AND k.metadata = s.metadata) AS is_published,
+    EXISTS (FROM known k WHERE k.id = s.id AND k.version = s.version AND kind = {DEAD}
+        AND list_contains($backs, abs(k.create_time::HUGEINT - s.create_time))
+        AND k.payload IN (s.payload, {LEFT_OUT}) AND k.type IN (s.type, {LEFT_OUT})
+        AND k.metadata IN (s.metadata, {LEFT_OUT})) AS is_dead
+FROM s SEMI JOIN several USING (id, version);
+CREATE OR REPLACE TABLE one AS SELECT *, row_number() OVER (
+    PARTITION BY id, version ORDER BY is_published DESC, is_dead DESC, create_time, row) AS nth
+FROM one;
+CREATE OR REPLACE TABLE other AS
+SELECT * EXCLUDE (is_alike, later), CASE
+    WHEN is_alike AND later <> 0 AND list_contains($backs, abs(later)) THEN ''
+    WHEN is_alike THEN 'the same event is in the table more than once'
+    WHEN is_dead THEN 'dead'
+    ELSE 'the table has other events of this version, too' END AS note
+FROM (
+    SELECT *, row_number() OVER alike > 1 AS is_alike,
+        create_time - first_value(create_time) OVER alike AS later
+    FROM one WINDOW alike AS (PARTITION BY id, version, content ORDER BY nth)
+) WHERE nth > 1;
+DELETE FROM s WHERE rowid IN (SELECT row FROM other)
 """
 
 _RECORDS = f"""
@@ -123,13 +139,13 @@ WHERE t.kind IN ({EVENT}, {LATE})
     AND (s.version IS NOT NULL OR t.create_time BETWEEN $first AND $last)
 """
 
-_ORDER = """
-SELECT * FROM (SELECT *,
-    coalesce(version < max(version) OVER (PARTITION BY id ORDER BY epoch, "offset"
+_ORDER = f"""
+SELECT *, coalesce(version < max(version) OVER (PARTITION BY id, partition ORDER BY "offset"
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false)
-    OR coalesce(version < max(version) OVER (PARTITION BY id, partition ORDER BY "offset"
+    OR epoch IS NOT NULL AND coalesce(version < max(version) OVER (
+        PARTITION BY id, epoch IS NULL ORDER BY epoch, "offset"
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS is_behind
-FROM in_order) WHERE is_behind
+FROM (SELECT *, {{epoch}} AS epoch FROM record WHERE nth = 1 AND kind = {EVENT})
 """
 
 _ABSENT = f"""
@@ -149,9 +165,7 @@ WITH known AS (
     SELECT id, version FROM s
     UNION SELECT id, CASE kind WHEN {GAP} THEN to_version ELSE version END FROM t
 )
-SELECT absent.id, absent.version, create_time, known.version, EXISTS (
-    FROM skip WHERE skip.id = absent.id
-        AND absent.version::HUGEINT - 1 BETWEEN skip.version AND to_version)
+SELECT absent.id, absent.version, create_time, known.version
 FROM absent ASOF LEFT JOIN known ON known.id = absent.id AND known.version < absent.version
 WHERE why = 'missing' ORDER BY absent.id, absent.version
 """
@@ -163,7 +177,6 @@ class _Comparison:
     def __init__(self, sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> None:
         self._sides, self._verdict = sides, verdict
         self._rules, self._look_up = rules, look_up
-        self._backwards = {back for _, back in rules.clock_changes}
         self._range = {"first": verdict.first, "last": verdict.last}
 
     def run(self) -> None:
@@ -206,69 +219,20 @@ class _Comparison:
             self._run(sql)
             self._sides.database.unregister("found")
 
-    # --- rows of one version
-
     def _doubled(self) -> None:
         """Leave one row of each version: the one that is published, or else the first.
 
         Another one is a dead letter, or a difference.
         """
-        versions = groupby(self._sides.rows(_DOUBLED), itemgetter(0, 1))
-        while some := [(*key, list(rows)) for key, rows in islice(versions, _AT_ONCE)]:
-            found: list[tuple[str, int, int, str]] = []
-            removed: list[int] = []
-            for aggregate_id, version, of_version in some:
-                stored = [row[2:] for row in of_version if row[6] is None]
-                records = [row[2:] for row in of_version if row[6] is not None]
-                for row, note in self._others(stored, records):
-                    removed.append(row[5])
-                    if note:
-                        found.append((aggregate_id, version, row[0], note))
-            self._find_rows("doubled", found)
-            self._insert(
-                "DELETE FROM s USING found WHERE s.rowid = row", pa.table({"row": removed})
-            )
-
-    def _others(
-        self, rows: Sequence[tuple[int, ...]], records: Sequence[tuple[int, ...]]
-    ) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Of the rows of one version all but the one that stays, each with what is wrong with it.
-
-        Args:
-            rows, records: `create_time`, payload, type, metadata and, of records, the kind.
-        """
-        letters = [record[:4] for record in records if record[4] == DEAD]
-        published = [record[:4] for record in records if record[4] != DEAD]
-
-        def rank(row: tuple[int, ...]) -> tuple[bool, bool]:
-            is_letter = any(self._is_letter(letter, row) for letter in letters)
-            return row[:4] not in published, not is_letter
-
-        chosen, *others = sorted(rows, key=rank)
-        kept = [chosen]
-        for row in others:
-            alike = [of for of in kept if of[1:4] == row[1:4]]
-            if any(abs(row[0] - of[0]) in self._backwards for of in alike):
-                yield row, ""  # the same row, read at both of its times
-                continue
-            kept.append(row)
-            letter = next((of for of in letters if self._is_letter(of, row)), None)
-            if alike:
-                yield row, "the same event is in the table more than once"
-            elif letter is None:
-                yield row, "the table has other events of this version, too"
-            else:
-                letters.remove(letter)
-                self._verdict.accounted["dead"] += 1
-                yield row, ""
-
-    def _is_letter(self, letter: tuple[int, ...], row: tuple[int, ...]) -> bool:
-        """Whether a dead letter is that of a row, as far as it says."""
-        is_then = abs(letter[0] - row[0]) in {0, *self._backwards}
-        content = zip(letter[1:4], row[1:4], strict=True)
-        return is_then and all(of_letter in {of_row, LEFT_OUT} for of_letter, of_row in content)
-
-    # --- records
+        backs = [0, *(back for _, back in self._rules.clock_changes)]
+        self._run(_DOUBLED.replace("$backs", str(backs)))
+        [[dead]] = self._run("SELECT count(*) FROM other WHERE note = 'dead'")
+        self._verdict.accounted["dead"] += dead
+        self._find(
+            "doubled",
+            "SELECT id, version, create_time, NULL, NULL, note FROM other"
+            " WHERE note NOT IN ('', 'dead')",
+        )
 
     def _altered(self) -> None:
         columns = ("payload", "type", "create_time", "metadata")
@@ -302,40 +266,17 @@ class _Comparison:
         )
 
     def _out_of_order(self) -> None:
-        """Per aggregate, by offset: each version above all before it.
+        """Versions that stand after a higher one of their aggregate.
 
-        Where partitions were added, what stands in its former partition came before the others. The
-        epoch of an event is with which number of partitions it was published, as its place among
-        them: that of the first one that explains its partition, and that did not end before a
-        lower version of its aggregate was published. (With 4, 6, then 8 partitions an aggregate's
-        may be 3, 1, and 3 again.) Where there is no such one, the first that explains it; else
-        their number.
+        Offsets order the records of a partition. Where partitions were added, a record whose
+        partition tells with which number of them it was published comes after those before.
         """
         numbers = self._rules.numbers
-        unknown = len(numbers)
-
-        def first_from(epoch: str) -> str:
-            cases = [
-                f"WHEN {at} >= {epoch} AND partition = crc % {number} THEN {at}"
-                for at, number in enumerate(numbers)
-            ]
-            return f"CASE {' '.join(cases)} ELSE {unknown} END"
-
-        self._run(
-            f"CREATE OR REPLACE TABLE in_order AS SELECT {_AT}, crc,"
-            f" {first_from('0')} AS epoch FROM record WHERE nth = 1 AND kind = {EVENT}"
-        )
-        for _ in numbers[1:]:  # each time the highest epoch that is reached may rise
-            self._run(
-                "CREATE OR REPLACE TABLE in_order AS SELECT * EXCLUDE (reached)"
-                f" REPLACE (if({first_from('reached')} < {unknown}, {first_from('reached')}, epoch)"
-                " AS epoch) FROM (SELECT *, coalesce(max(epoch)"
-                f" FILTER (epoch < {unknown}) OVER (PARTITION BY id ORDER BY version), 0)"
-                " AS reached FROM in_order)"
-            )
-        self._find("out_of_order", f"SELECT {_AT}, 'after a later version' FROM ({_ORDER})")
-
-    # --- rows without a record
+        fits = [f"partition = crc % {number}" for number in numbers]
+        fitting = " + ".join(f"({fit})::INT" for fit in fits)
+        epoch = f"CASE WHEN {fitting} = 1 THEN list_position([{', '.join(fits)}], true) END"
+        behind = f"({_ORDER.format(epoch=epoch)}) WHERE is_behind"
+        self._find("out_of_order", f"SELECT {_AT}, 'after a later version' FROM {behind}")
 
     def _missing(self) -> None:
         """In the store, not on the topic: unless its absence is recorded."""
@@ -368,29 +309,22 @@ class _Comparison:
         """Of missing rows, in order, those for which the publisher waits, with what it awaits.
 
         Args:
-            rows: id, version, `create_time`, the highest known version below it (None: there is
-                none), and whether the version before it was skipped.
+            rows: id, version, `create_time`, and the highest known version below it, or None.
         """
         rules = self._rules
         asked = [
             (aggregate_id, version - 1)
-            for aggregate_id, version, _, below, is_skipped in rows
-            if version > rules.first_version and below != version - 1 and not is_skipped
+            for aggregate_id, version, _, below in rows
+            if version > rules.first_version and below != version - 1
         ]
         lacking = set(asked) - set(self._look_up(asked))
-        notes: dict[tuple[str, int], str] = {}
-        held = []
-        for aggregate_id, version, created, below, _ in rows:
-            before = aggregate_id, version - 1
-            if rules.held_since is not None and created < rules.held_since:
-                continue
-            if before in lacking:
+        held, waiting, note = [], None, ""
+        for aggregate_id, version, created, below in rows:
+            if (aggregate_id, version - 1) in lacking:
                 first = version - 1 if below is None else below + 1
-                note = f"waits for {named_versions(first, version - 1)}"
-            elif before in notes:
-                note = notes[before]
-            else:
-                continue
-            notes[aggregate_id, version] = note
-            held.append((aggregate_id, version, created, note))
+                waiting, note = aggregate_id, f"waits for {named_versions(first, version - 1)}"
+            if rules.held_since is not None and created < rules.held_since:
+                waiting = None
+            if aggregate_id == waiting:
+                held.append((aggregate_id, version, created, note))
         return held

@@ -93,6 +93,7 @@ def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
         "file": str(file),
         "table": chosen.table,
         "columns": dict(chosen.columns),
+        "left_out": chosen.left_out,
         "framework": chosen.framework,
         "first_version": chosen.first_version,
         "without_identity": chosen.without_identity,

@@ -91,8 +91,6 @@ _LISTS_SHARE = 0.02
 """Share of the shards' time that may go into lists of open gaps."""
 _RECORDED_SHARE = 0.1
 """Share of one thread's time that may go into reading skips and dead letters."""
-_MOST_WAITING = 16
-"""Clients that may wait for one list; each holds a thread while shards do not answer."""
 
 
 class Source(Protocol):
@@ -271,7 +269,7 @@ class Site:
 
 
 class _List:
-    """A list that is slow to make: refreshed only once the last one is old for the time it took.
+    """A list that is slow to make: made again only once the last one is old for the time it took.
 
     Args:
         share: of the time, that may go into it.
@@ -279,31 +277,22 @@ class _List:
 
     def __init__(self, make: Callable[[], Reply], share: float) -> None:
         self._make, self._share = make, share
-        self._places = threading.BoundedSemaphore(_MOST_WAITING)
         self._making = threading.Lock()
         self._again = 0.0
         self._last = json_reply({})
 
     def get(self) -> Reply:
-        if not self._places.acquire(blocking=False):
-            raise refused("too many requests for this list at once", 503)
-        try:
-            with self._making:
-                began = time.monotonic()
-                if began >= self._again:
-                    self._refresh(began)
+        with self._making:
+            began, took = time.monotonic(), 0.0
+            if began < self._again:
                 return self._last
-        finally:
-            self._places.release()
-
-    def _refresh(self, began: float) -> None:
-        took = 0.0
-        try:
-            self._last = self._make()
-            took = time.monotonic() - began
-        except RefusedError as error:
-            self._last = error.reply
-        self._again = time.monotonic() + max(_LISTS_EVERY, took / self._share)
+            try:
+                self._last = self._make()
+                took = time.monotonic() - began
+            except RefusedError as error:
+                self._last = error.reply
+            self._again = time.monotonic() + max(_LISTS_EVERY, took / self._share)
+            return self._last
 
 
 def recorded(config: Config) -> dict[str, Any]:

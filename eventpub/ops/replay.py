@@ -14,13 +14,13 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from eventpub.admission import EVENTS, Shard, VersionRange, values
+from eventpub.admission import EVENTS, Shard, values, version_ranges
 from eventpub.config import Config, format_time
 from eventpub.errors import ConfigError, SinkError
 from eventpub.ops.dead import readable_store
@@ -237,7 +237,7 @@ class _Replay:
     def _rows(self, page: Page) -> Iterator[pa.Table]:
         """The rows of some events, as many at a time as a transaction may have."""
         turns = {event[:2]: turn for turn, event in enumerate(page)}
-        left = _ranges(page)
+        left = version_ranges([event[:2] for event in page])
         while left:
             found, left = self._store.fetch(left, _PAGE_ROWS, _PAGE_BYTES)
             rows: dict[int, int] = {}
@@ -275,17 +275,6 @@ class _Replay:
 
 def _keys(rows: pa.Table) -> list[Key]:
     return list(zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True))
-
-
-def _ranges(page: Page) -> list[VersionRange]:
-    """Events as ranges of versions that follow on one another."""
-    ranges: list[VersionRange] = []
-    for aggregate_id, version, _ in sorted(page):
-        one = VersionRange(aggregate_id, version, version)
-        if ranges and (ranges[-1].aggregate_id, ranges[-1].last + 1) == (aggregate_id, version):
-            one = replace(one, first=ranges.pop().first)
-        ranges.append(one)
-    return ranges
 
 
 def _check(config: Config, what: Range) -> None:

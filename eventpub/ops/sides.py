@@ -29,9 +29,8 @@ from eventpub.ops.verdict import NO_TIME
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_MEMORY = "100MB"
-"""What DuckDB may hold. Libraries take about 130 MB, and what is being read 150 MB: 500 MB are
-promised for all."""
+_MEMORY = "250MB"
+"""What DuckDB may hold; a comparison as a whole stays below 500 MB."""
 
 _THREADS = 2
 _PORTION_ROWS = 32_768
@@ -192,12 +191,20 @@ def _remove_left(folder: Path) -> None:
 
 @contextmanager
 def no_space_is_named() -> Iterator[None]:
-    """Raises errors of files and of the database as `verify.no_space`."""
+    """Raises a lack of disk space as `verify.no_space`, one of memory as `verify.no_memory`."""
     import duckdb
 
     try:
         yield
     except (OSError, duckdb.IOException, duckdb.OutOfMemoryException) as error:
+        if isinstance(error, duckdb.OutOfMemoryException) and "max_temp_directory_size" not in str(
+            error
+        ):
+            raise StateError(
+                "verify.no_memory",
+                f"the keys of rows do not fit into {_MEMORY} of memory: {error}",
+                suggestion="take a shorter range: --from and --to",
+            ) from error
         raise StateError(
             "verify.no_space",
             f"no space for the keys of rows: {error}",

@@ -1,8 +1,7 @@
 """Where one event is, or each version of an aggregate: in the store, on which topic, or held.
 
-The publisher is asked first, then the store, then the topics: what a publisher has accounted for is
-on the topics by the time they are read, so that nothing counts as missing which was on its way. The
-topics are read for a limited time; what was not read is named.
+The publisher is asked first, then the store, then the topics, so that no event on its way counts as
+missing. The topics are read for a limited time; partitions that were not read to the end are named.
 """
 
 from __future__ import annotations
@@ -183,7 +182,9 @@ def trace(
         oldest = min([oldest, *(letter.timestamp * 1000 for letter in letters)])
     topics.read_events(versions or None, oldest)
     is_one = version is not None
-    topics.read_older_events([v for v in versions if judge.misses(v, stored.get(v), is_one)])
+    doubtful = {"missing", "unknown"} | ({"skipped", "dead"} if is_one else set())
+    if any(judge(v, stored.get(v)).verdict in doubtful for v in versions):
+        topics.read_older_events(versions)
     versions = versions or last()
     notes = _notes(config, topics, publisher, timeout)
     if not (stored or topics.by_version) and len(columns := config.store.columns.aggregate_id) > 1:
@@ -213,14 +214,6 @@ class _Publisher:
 
 
 def _ask_publisher(config: Config, aggregate_id: str, partitions: int) -> _Publisher:
-    """Ask the running publisher, or read its state where none runs.
-
-    Args:
-        partitions: of the topic; 0: there is no topic yet.
-
-    Raises:
-        StateError: the state cannot be read.
-    """
     state = StateDir(config.app.state_dir)
     is_running = state.is_running()
     kept = (state.read(state.progress_file) if is_running else state.read_progress()) or {}
@@ -271,21 +264,6 @@ class _Judge:
         if stored is not None and (stored.create_time or 0) > self._now:
             notes.append("its create_time lies in the future")
         return replace(traced, verdict=verdict, note="; ".join(notes))
-
-    def misses(self, version: int, stored: Stored | None, is_asked_for: bool) -> bool:
-        """Whether a version may be on the topic and was not found where it should be."""
-        if self._topics.has_event(version):
-            return False
-        traced, position = self(version, stored), self._publisher.position
-        if traced.verdict == "dead":  # the event of its version may be of any time
-            return traced.note.startswith(OF_ANOTHER)
-        if traced.skip is not None:  # it may have been published since
-            is_missing = in_ranges(version, self._publisher.skipped)
-            return (stored is not None or is_asked_for) and not is_missing
-        if stored is None:
-            return is_asked_for and traced.verdict == "unknown"
-        is_due = position is None or (stored.create_time or 0) <= position
-        return traced.verdict in {"missing", "waiting", "unknown", "invalid"} and is_due
 
     def _on_topics(self, found: Sequence[Found], stored: Stored | None) -> tuple[str, str] | None:
         sink = self._config.sink

@@ -15,13 +15,12 @@ not taken for one that has published everything.
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -87,7 +86,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         nullcontext() if differences is None else _opened(differences) as listed,
         spill_folder() as folder,
         EventStore(config.store, layout) as store,
-        _without_garbage_collection(),
     ):
         after, upto, notes = _compared_range(config, store, first, last)
         spans = reader.spans()
@@ -118,32 +116,13 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     return verdict
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Records have no cycles; looking for some takes more time than taking records apart."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _held_since(config: Config, now: int) -> int:
-    """Events created at or after may wait for a version below them, µs.
-
-    A wait begins when the gap is seen, which a publisher that has just begun does late.
-    """
+    """Events created at or after this may wait for a version below them, µs."""
     gaps, read = config.gaps, config.read
     attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
     longest = attempts + read.delay + read.max_wait + GRACE
-    started = _read_state(config, "status.json").get("started_at")
-    has_just_begun = isinstance(started, float | int) and time.time() - started < longest / 1e6
-    progress = _read_state(config, "progress.json")
-    if progress.get("holds") and (has_just_begun or progress.get("is_paused")):
-        return 0  # while it is paused, nothing is attempted
-    return now - longest
+    has_holds = _read_state(config, "progress.json").get("holds")
+    return 0 if has_holds else now - longest
 
 
 class _StoppedError(Exception):
@@ -253,7 +232,7 @@ class _Run:
 
 
 def _write_differences(listed: IO[str], sides: Sides, reader: TopicReader) -> None:
-    if listed.seekable() and not listed.name.startswith("/dev/"):  # a file of former ones
+    if listed.seekable() and not listed.name.startswith("/dev/"):
         listed.truncate(0)
     found = ((kind, one) for kind in KINDS for one in differences(sides, kind))
     for kind, one in chain(found, (("extra", one) for one in reader.foreign)):
@@ -263,21 +242,22 @@ def _write_differences(listed: IO[str], sides: Sides, reader: TopicReader) -> No
 
 @contextmanager
 def _opened(file: Path) -> Iterator[IO[str]]:
-    """A file for the differences: until they are known, what is in it stays, or it is none."""
+    """The file for the differences; an interrupted comparison leaves it as it was."""
     is_new = not file.exists()
     try:
-        with file.open("a", encoding="utf-8") as listed, ExitStack() as unfinished:
-            if is_new:
-                unfinished.callback(file.unlink, missing_ok=True)
-            yield listed
-            unfinished.pop_all()
+        with file.open("a", encoding="utf-8") as listed:
+            try:
+                yield listed
+            except BaseException:
+                if is_new:
+                    file.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise ConfigError(
             "verify.not_writable",
             f"{file} cannot be written: {error.strerror}",
             where="--differences",
-            suggestion="name a file in an existing folder that you may write to, on a disk with"
-            " free space",
+            suggestion="name a writable file on a disk with free space",
         ) from error
 
 

@@ -1,15 +1,10 @@
 """Hands many events to librdkafka at once, from Arrow's memory, without Python objects of each.
 
-`Producer.produce` wants Python objects for the key, the value and each header, and makes another
-for the delivery report: 3 of the 9 µs of CPU that an event costs the client (see
-docs/dev/2026-11-speed.md). librdkafka itself takes a record as an array of values that say what
-they are (`rd_kafka_produceva`). NumPy fills many such arrays at once, with the addresses of Arrow's
-buffers, from which librdkafka copies.
-
-This needs the address that confluent-kafka keeps in its `Producer`. So it is done only with the
-library of its own wheel, with a version whose layout is known, and after librdkafka has confirmed
-that the address belongs to that very object; otherwise `bulk_of` gives None, and the records are
-produced one by one: slower, and the same in every byte.
+`Producer.produce` costs 3 µs more of an event's 9 µs of CPU. Here NumPy fills the arguments of many
+`rd_kafka_produceva` calls, with addresses in Arrow's buffers. This needs the handle that
+confluent-kafka keeps in its `Producer`, so it is done only with a known version's own wheel, and
+once librdkafka confirms that the handle is that object's; else `bulk_of` gives None and records are
+produced one by one, the same in every byte.
 """
 
 from __future__ import annotations
@@ -38,11 +33,11 @@ if TYPE_CHECKING:
     from eventpub.sink.records import FixedEvents
 
 WORTHWHILE = 64
-"""Rows from which on the arrays are worth to be set up."""
+"""Rows from which the arrays pay off."""
 _KNOWN = ("2.16.",)
-"""Versions of confluent-kafka in whose `Producer` librdkafka's handle comes first."""
+"""Versions of confluent-kafka whose `Producer` has librdkafka's handle first."""
 _CHUNK = 500
-"""Records whose arrays are filled at once: half a megabyte, so that they stay in a core's cache."""
+"""Records whose arrays are filled at once: half a megabyte, to stay in a core's cache."""
 
 # rd_kafka_vu_t, from rdkafka.h: what a value is, and a union of 64 bytes
 _VALUE = np.dtype(
@@ -55,7 +50,7 @@ _VALUE = np.dtype(
 )
 _TOPIC, _PARTITION, _VALUE_BYTES, _KEY, _MSGFLAGS, _TIMESTAMP, _HEADER = 1, 3, 4, 5, 7, 8, 9
 _PARTS = (_TOPIC, _MSGFLAGS, _PARTITION, _VALUE_BYTES, _KEY, _TIMESTAMP)
-"""Arguments per record, in this order; its headers follow."""
+"""Arguments of a record, in this order; its headers follow."""
 _AT = {what: at for at, what in enumerate(_PARTS)}
 _COPY = 0x2
 
@@ -63,18 +58,16 @@ log = logging.getLogger("eventpub.sink")
 
 
 class Bulk:
-    """The other way into a producer; see `bulk_of`."""
-
     def __init__(self, producer: Producer, library: Any, handle: int) -> None:
         self._producer = producer  # as long as this is there, the handle is
         self._library = library
         self._handle = handle
 
     def produce(self, topic: str, events: FixedEvents, rows: npt.NDArray[np.int64]) -> int:
-        """Queues these rows of the events in their order, without delivery reports.
+        """Queues these rows of the events in order, without delivery reports.
 
         Returns:
-            How many: fewer than there are when the producer's queue is full.
+            How many: fewer than all when the producer's queue is full.
 
         Raises:
             KafkaException: the client refuses one; those before it are queued.
@@ -130,7 +123,7 @@ class Bulk:
         return len(rows)
 
     def _queue(self, addresses: Sequence[int], counts: list[int]) -> int:
-        """One record after the other; stops at the first that is not taken."""
+        """One record after the other, up to the first that is not taken."""
         left = iter(addresses)
         calls = map(self._library.rd_kafka_produceva, repeat(self._handle), left, counts)
         error = next(filter(None, calls), None)  # no line of Python is run between two records
@@ -148,7 +141,7 @@ class Bulk:
 
 
 class _Column:
-    """Where each value of an Arrow array of texts or bytes begins, and its length."""
+    """Address and length of each value of an Arrow array of texts or bytes."""
 
     _empty = ctypes.create_string_buffer(1)  # an address of 0 would be no value at all
 
@@ -174,7 +167,7 @@ def _text(text: str) -> Any:
 
 
 def bulk_of(producer: Any) -> Bulk | None:
-    """The way into this producer; None where it is not known to be safe."""
+    """The fast path into this producer; None where it is not known to be safe."""
     library = _library() if SWITCHES.bulk else None
     if library is None or type(producer) is not Producer:
         return None
@@ -186,7 +179,7 @@ def bulk_of(producer: Any) -> Bulk | None:
 
 @cache
 def _library() -> Any:
-    """The librdkafka that confluent-kafka itself has loaded; None where that is another's."""
+    """The librdkafka that confluent-kafka itself has loaded; None if its version is not known."""
     version = importlib.metadata.version("confluent-kafka")
     folder = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
     paths = sorted(folder.glob("librdkafka*.so*"))
@@ -222,15 +215,12 @@ _NAME_AT_END = re.compile(r"\((\w+)[^()]*\)\s*$")
 
 
 class TransactionLog:
-    """What librdkafka's log says of a transaction since `forget`: it repeats a lost `EndTxn` and
-    reports nothing.
+    """What librdkafka's log says of a transaction: it repeats a lost `EndTxn` silently.
 
-    It does not promise the words of its log. Each commit sends an `EndTxn`, so a log that shows
-    none is worded otherwise than here, and what it does not say proves nothing.
+    A commit whose `EndTxn` the log does not show proves that the log is worded differently.
 
     Attributes:
-        transaction_error: why the transaction cannot be committed any more; nothing else says it
-            before the commit is tried.
+        transaction_error: why the transaction can no longer be committed.
     """
 
     def __init__(self) -> None:
@@ -258,10 +248,10 @@ class TransactionLog:
 
     @property
     def is_strange(self) -> bool:
-        """After a commit: whether the log does not show it, so that it proves nothing."""
+        """After a commit: the log does not show it, so it proves nothing."""
         return SWITCHES.client_log and not self._ends_sent
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the coordinator's answer was lost, an `EndTxn` has none, or it is unknown."""
+        """Whether an `EndTxn` has no answer, or that is unknown."""
         return not SWITCHES.client_log or self._lost_answer or self._ends_sent > self._ends_answered

@@ -1,11 +1,8 @@
 """Rows of a SELECT as Arrow columns, read in bulk from MySQL's text protocol.
 
-PyMySQL spends about 10 µs on a row of six columns: two reads, a packet object, a call per column.
-Here the socket is read in large pieces, only the packets' lengths are followed one by one, and
-values are found, copied and parsed a column at a time by numpy and Arrow: 1.4 µs in all, as fast as
-ConnectorX. It leans on four private names of PyMySQL's connection. So they must be there, and an
-answer that is known must be read as it is, once in a process; otherwise PyMySQL's own cursor reads
-the rows: slower, and the same.
+PyMySQL spends about 10 µs on a row of six columns. Here the socket is read in large pieces, and
+values are copied a column at a time by numpy and Arrow: 1.4 µs. It uses private names of PyMySQL's
+connection; where one is missing or a known answer is misread, PyMySQL's cursor reads the rows.
 
 https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_query_response_text_resultset.html
 """
@@ -35,7 +32,7 @@ from eventpub.private_apis import SWITCHES
 log = logging.getLogger("eventpub.sources.mysql")
 
 Columns = list["pa.Array[Any]"]
-"""Some rows, column by column, as the server's text (binary columns: their bytes)."""
+"""Rows, column by column, as the server's text (binary columns: their bytes)."""
 
 _PIECE = 256 * 1024
 _LONGEST = 0xFFFFFF  # a packet of this length is continued in the next one
@@ -46,16 +43,9 @@ _header = Struct("<I").unpack_from
 
 
 def stream(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Columns]:
-    """Runs one SELECT and yields its rows in blocks of at most `rows` rows and about `size` bytes.
+    """Runs a SELECT and yields its rows in blocks of at most `rows` rows and about `size` bytes.
 
-    Memory holds one block. A consumer that stops early must close the connection, since the rest
-    of the result is still on its way.
-
-    Args:
-        connection: of PyMySQL.
-
-    Raises:
-        pymysql.err.MySQLError: the server refused it, or was lost.
+    A consumer that stops early must close the connection.
     """
     if not (SWITCHES.packets and is_safe()):
         yield from _stream_slowly(connection, sql, rows=rows, size=size)
@@ -78,7 +68,7 @@ _ANSWER = b"\x03\0\0\1\1a\xfb" + b"\x30\1\0\2\0\xfc\x2c\1" + b"x" * 300 + b"\5\0
 
 @cache
 def is_safe() -> bool:
-    """Whether PyMySQL has what this leans on, and a known answer is read as it is."""
+    """Whether PyMySQL has the private names, and a known answer is read correctly."""
     try:
         found = all(hasattr(Connection, name) for name in _NAMES) and _known_answer() == _KNOWN
     except Exception as error:
@@ -96,7 +86,6 @@ def _known_answer() -> list[list[bytes | None]]:
 
 
 def _stream_slowly(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Columns]:
-    """As `stream`, by what PyMySQL promises."""
     converters, connection.decoders = connection.decoders, {}  # texts as they come
     cursor = connection.cursor(SSCursor)
     try:
@@ -160,7 +149,7 @@ class _Result:
             yield _columns(long_row, [0], self._width)
 
     def _look_for_end(self, data: bytearray, starts: list[int], length: int) -> None:
-        """Takes the last packet off the rows if it is none; nothing is ever behind such a one."""
+        """Takes the last packet off the rows if it ends the result."""
         head = data[starts[-1]]
         # a long packet that begins like this is a row that begins with a long value
         if head == _ERROR or (head == _END and length < 9):
@@ -232,8 +221,8 @@ def _values(
 ) -> pa.Array[Any]:
     """Copies values out of a buffer.
 
-    Arrow can only describe values that adjoin: so every value and everything between two values is
-    one value of `spread`, and every second one is taken.
+    Arrow can only describe adjoining values, so the bytes between two are values as well, and every
+    second one is taken.
     """
     count = len(at)
     bounds = np.empty(2 * count, np.int32)

@@ -1,10 +1,10 @@
 """A start: everything that can be wrong is found here, and where to go on.
 
-A part of the state may be lost: cut by a power failure, or deleted. Where this publisher started
-stands in three files and, as the baseline, in every index. Where it is stands in progress.json and,
-per shard, in the indexes; what none of them says is taken from the start, which costs reading and
-loses nothing, since the topic says what was published. What open transactions hid stands in
-progress.json alone: without it, the day below the position is counted.
+Part of the state may be lost: cut by a power failure, or deleted. Where this publisher started
+stands in three files and in every index. Where it is stands in progress.json and, per shard, in the
+indexes; what none of them says is taken from the start, which costs reading and loses nothing: the
+topic says what was published. What open transactions hid stands in progress.json alone: without it,
+the day below the position is counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a start has found out; `topics` are the topics' ids."""
+    """What a start has found out; `topics`: their ids."""
 
     start_state: StartState
     assignment: Assignment
@@ -126,8 +126,8 @@ def check_backlog(
     """Whether the topic takes and keeps the oldest event that is to be published.
 
     Args:
-        position: of this publisher, µs; None: it is not known. Then nothing is said of a topic that
-            was written before: what is to be published is known once that was read back.
+        position: of this publisher, µs; None: not known. Then a topic that was written before
+            passes: what is to be published is known once that was read back.
         start: where it starts, or started, µs.
 
     Raises:
@@ -161,12 +161,7 @@ def _check_store(config: Config, stores: type[EventStore], server: Server) -> La
 
 @dataclass(frozen=True)
 class _Topics:
-    """What a start has found out about the topics.
-
-    Attributes:
-        acknowledged: next offsets that were reached, as far as they still mean something.
-        is_placed: whether all that is on the topic was written with `partitions`.
-    """
+    """What a start has found out about the topics; `acknowledged`: offsets that were reached."""
 
     partitions: int
     ids: dict[str, str]
@@ -219,7 +214,7 @@ def _take_over(
 
 
 def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
-    """The number of this run: larger than those before, in this directory or another one."""
+    """The number of this run, larger than those before."""
     before = (state.read(state.run_file) or {}).get("run", 0)
     progress = state.read(state.progress_file) or {}
     run: int = max(now, before + 1, progress.get("run", 0) + 1)
@@ -258,21 +253,16 @@ def kept_start(state: StateDir, configured: str, storage: Storage) -> dict[str, 
 
     None where it never did, or where it started at a time that is configured.
 
-    Args:
-        configured: `read.start`.
-
     Raises:
         StateError: state.start_lost.
     """
-    kept = _start_in(state.read(state.start_file))
-    if kept is not None:
-        return kept
-    for file in (state.run_file, state.progress_file):
-        kept = _start_in((state.read(file) or {}).get("start"))
-        if kept is not None:
-            log.warning(
-                "start.json was lost; the start was taken from another file", file=file.name
-            )
+    for file in (state.start_file, state.run_file, state.progress_file):
+        data = state.read(file) or {}
+        is_first = file is state.start_file
+        if (kept := _start_in(data if is_first else data.get("start"))) is not None:
+            if not is_first:
+                text = "start.json was lost; the start was taken from another file"
+                log.warning(text, file=file.name)
             return kept
     indexes = [s for count in state.indexed() for s in _summaries(state, count, storage)]
     found = [s.baseline or BEGINNING for s in indexes if s is not None]
@@ -287,10 +277,8 @@ def kept_start(state: StateDir, configured: str, storage: Storage) -> dict[str, 
 
 
 def require_own(config: Config, state: StateDir, parts: Parts) -> bool:
-    """Whether all of the state is this publisher's: another's would make this topic lose events.
-
-    Returns:
-        Whether the topic is the one of `sink.accept_topic_id`.
+    """Whether the topic is the one of `sink.accept_topic_id`; all of the state must be this
+    publisher's.
 
     Raises:
         StateError: state.foreign
@@ -309,8 +297,7 @@ def require_own(config: Config, state: StateDir, parts: Parts) -> bool:
 
 
 def require_known(config: Config, state: StateDir, parts: Parts) -> None:
-    """Whether state or topic say what was published: retention may have removed what would, or
-    side topics may be of a former topic.
+    """Check that state or topic say what was published, though retention may have removed a part.
 
     Raises:
         StateError: state.start_lost
@@ -345,8 +332,7 @@ def _start_in(data: Any) -> dict[str, Any] | None:
 
 def kept_progress(state: StateDir, shards: int, start: int, storage: Storage) -> dict[str, Any]:
     """What progress.json says; where it was lost, what the indexes say of `position`, `low` and
-    `shards`, and for `hidden_since` a day; nothing where there are none.
-    """
+    `shards`, and for `hidden_since` a day; nothing where there are none."""
     known = state.read(state.progress_file)
     if known is not None:
         return known

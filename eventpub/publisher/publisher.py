@@ -62,9 +62,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 class StatusFile:
     """The status as it is written down, for when the publisher does not run or does not answer.
 
-    Args:
-        run: number of the run.
-
     Attributes:
         identity: what of the status names the publisher.
     """
@@ -207,8 +204,8 @@ class CommandRunner:
             by: who wants it, for log and status.
 
         Returns:
-            `is_paused`; None: the coordinator has not answered in time. With an `error`, it holds
-            until the publisher ends: it could not be written down.
+            `is_paused`; None: no answer in time. With an `error` it could not be written down, and
+            holds until the publisher ends.
         """
         by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
         outcome = self._answer(lambda reply: e.PauseAsked(is_paused, reply, by), _PAUSE_TIMEOUT)
@@ -222,8 +219,7 @@ class CommandRunner:
         """Have shards do something; may be called in any thread.
 
         Returns:
-            `answers` by shard; None: there are none, because of `error`, or in time where that is
-            None, too.
+            `answers` by shard, or None, with an `error` unless it is a time-out.
         """
         timeout = min(max(timeout, 0.0), _ANSWER_TIMEOUT)
         outcome = self._answer(lambda reply: e.RequestReceived(request, reply), timeout)
@@ -381,7 +377,7 @@ class Publisher:
 
 
 def _shown(coordinator: Coordinator, now: float) -> Progress:
-    """The progress, with the lag that every other place shows: what is held is not published."""
+    """The progress, with the lag as it is shown everywhere: held events are not published."""
     events = coordinator.lag.events(now)
     return replace(
         coordinator.progress,
@@ -391,7 +387,6 @@ def _shown(coordinator: Coordinator, now: float) -> Progress:
 
 
 def _tune_garbage_collector() -> None:
-    """Let Python's search for cycles look at less, less often: rows make none, and a drain is a
-    tenth slower with it."""
+    """Have Python look for cycles less often: rows make none, and it slows a drain by a tenth."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

@@ -1,5 +1,5 @@
-"""What takes time, in threads of its own: polls of the boundary, what else is asked of the database
-now and then, and what is asked of the broker. Where one of these hangs, the others go on."""
+"""What takes time, in threads of its own: polls of the boundary, and checks of database and broker.
+Where one of these hangs, the others go on."""
 
 from __future__ import annotations
 
@@ -163,15 +163,10 @@ class ChecksWork:
 
 
 BROKER_CHECKS = (e.CheckTopic, e.CheckOpen)
-"""The commands of `BrokerWork`."""
 
 
 class BrokerWork:
-    """Does what is asked of the broker now and then: `BROKER_CHECKS`.
-
-    Args:
-        topics: their ids, as they were at the start.
-    """
+    """Checks topic and ends; `topics`: their ids at the start."""
 
     def __init__(self, assignment: Assignment, topics: dict[str, str]) -> None:
         self._app, self._clients = assignment.config.app, assignment.parts.clients
@@ -206,11 +201,10 @@ _SHARE = 0.01
 
 
 class Lag:
-    """Looks how far; the oldest event each time, the number of events where that costs little.
+    """Measures the oldest event each time, and counts events where that costs little.
 
-    Counting takes a database a fifth of what reading takes, and at the start of a drain it has most
-    to do: so a part is counted. A long backlog is counted again after a hundred times of what
-    counting it took, and until then what was read since is taken off.
+    Counting takes a database a fifth of what reading takes: a long backlog is counted again after a
+    hundred times of what counting it took, and until then what was read since is taken off.
 
     Attributes:
         seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
@@ -225,7 +219,7 @@ class Lag:
         self._counted = self._read = 0
 
     def measure(self, store: Source, position: int, delay: int, read: int) -> Poll:
-        """Measure once more; what the store says of time and boundary.
+        """Measure once more; the store's time and boundary.
 
         Args:
             position: everything created at or before is read, µs.

@@ -85,7 +85,8 @@ class Answering:
                 rows, ranges = context.fetch(ranges)
                 step(rows, None)
             return "still missing" if index.known([a]).skipped.get(a) else "found"
-        return "nothing is held" if request.action == "skip" else "nothing is missing"
+        is_known = request.action == "retry" and a in known.last
+        return "nothing is missing" if is_known else "nothing is held"
 
     def _is_larger(self, hold: admission.Hold, last: int) -> bool:
         """Whether more is missing than up to a version: what was above it was deleted since."""

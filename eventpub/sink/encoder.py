@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import repeat
 from typing import Any, Protocol, TypeAlias
 
@@ -130,15 +130,8 @@ class CloudEvents:
 
     def gap(self, gap: SkippedGap, partitions: int, limit: int = FAR_AHEAD) -> Record:
         """A record of ``<topic>.gaps``; its times are RFC 3339."""
-        value = {
-            "aggregate_id": gap.aggregate_id,
-            "from_version": gap.from_version,
-            "to_version": gap.to_version,
-            "first_seen": _rfc3339(gap.first_seen),
-            "skipped_at": _rfc3339(gap.skipped_at),
-            "attempts": gap.attempts,
-            "reason": gap.reason,
-        }
+        times = {name: _rfc3339(getattr(gap, name)) for name in ("first_seen", "skipped_at")}
+        value = {**asdict(gap), **times}
         return Record(
             key=gap.aggregate_id,
             value=records.encode_json(value).encode(),
@@ -243,21 +236,13 @@ def read_gap(value: bytes) -> SkippedGap:
     """
     try:
         data = json.loads(value)
-        first_seen, skipped_at = parse_times([data["first_seen"], data["skipped_at"]]).tolist()
-        numbers = [data[name] for name in ("from_version", "to_version", "attempts")]
-        texts = [data[name] for name in ("aggregate_id", "reason")]
-        _require_types(numbers, texts, [first_seen, skipped_at])
+        found = {field.name: data[field.name] for field in fields(SkippedGap)}
+        times = parse_times([found[name] for name in ("first_seen", "skipped_at")]).tolist()
+        numbers = [found[name] for name in ("from_version", "to_version", "attempts")]
+        _require_types(numbers, [found["aggregate_id"], found["reason"]], times)
     except (LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"no skip: {error}") from error
-    return SkippedGap(
-        aggregate_id=texts[0],
-        from_version=numbers[0],
-        to_version=numbers[1],
-        first_seen=first_seen,
-        skipped_at=skipped_at,
-        attempts=numbers[2],
-        reason=texts[1],
-    )
+    return SkippedGap(**{**found, "first_seen": times[0], "skipped_at": times[1]})
 
 
 def _require_types(numbers: list[Any], texts: list[Any], times: list[int]) -> None:

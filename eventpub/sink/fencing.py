@@ -38,9 +38,6 @@ def fence_all(clients: Clients, app_id: str, upto: int) -> None:
     Before any shard is folded, with the largest number of shards that may have been used before
     (the topic's partitions are always enough): a writer of a former number of shards could still
     write to partitions that belong to another shard now.
-
-    Raises:
-        SinkError: as `TransactionWriter.ready`.
     """
     if clients.sink.delivery != "exactly_once" or upto <= 0:
         return
@@ -51,11 +48,7 @@ def fence_all(clients: Clients, app_id: str, upto: int) -> None:
 
 
 def try_transactions(clients: Clients, app_id: str) -> None:
-    """Take a transactional id that no shard has, to see whether the broker allows it.
-
-    Raises:
-        SinkError: as `TransactionWriter.ready`.
-    """
+    """Take a transactional id that no shard has, to see whether the broker allows it."""
     _fence(clients, transactional_id(app_id, "doctor"))
 
 
@@ -76,9 +69,6 @@ def take_over(
 
     Args:
         timeout: seconds without an answer after which the broker counts as away.
-
-    Raises:
-        SinkError: as `TransactionWriter.ready`.
     """
     timeout = READY_TIMEOUT if timeout is None else timeout
     started = clients.clock.monotonic()

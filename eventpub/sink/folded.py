@@ -172,7 +172,6 @@ class Scope:
     """What of the topics is read back.
 
     Args:
-        clients: of the cluster.
         shard: whose partitions are read.
         sources: whose records count.
         everywhere: read all partitions, for what belongs to this shard's aggregates: where the

@@ -164,9 +164,6 @@ class Markers:
     def check_leader(self) -> None:
         """Check that the markers are all read: a leader that is cut off from the other brokers goes
         on to answer, and does not have the last ones.
-
-        Raises:
-            SinkError: as of `check_leaders`.
         """
         check_leaders(self._clients, [self.place])
 
@@ -178,9 +175,6 @@ class Markers:
 
         Args:
             tasks: at least as many as have written.
-
-        Raises:
-            SinkError: as of `TransactionWriter.ready`, ….
         """
 
         def end_open(_: Any) -> None:

@@ -116,7 +116,6 @@ class NumberedSink:
     """Publishes the batches of one id.
 
     Args:
-        clients: of the cluster.
         id_: names what publishes; a part of the transactional ids.
         after_query: the query whose id may be taken over; "": none.
         reads_back: whether a new checkpoint publishes again what is not visible. Then a task fails
@@ -181,9 +180,6 @@ class NumberedSink:
 
         Args:
             tasks: at least as many as the other query may have.
-
-        Raises:
-            SinkError: as of `publish`.
         """
         with self._writer("owner") as writer:
             writer.run([self.markers.batch({-1: Numbered(query, -1, -1).marker()})])
@@ -218,11 +214,7 @@ class NumberedSink:
                 patience.wait(error)
 
     def published_tasks(self, query: str, batch: int) -> set[int]:
-        """The tasks whose part of the last batch that was begun is published.
-
-        Raises:
-            SinkError: as of `publish`.
-        """
+        """The tasks whose part of the last batch that was begun is published."""
         return {*_of_batch(self.markers.back_to(query, batch), query, batch)}
 
     def owner(self) -> tuple[str, int] | None:

@@ -121,9 +121,6 @@ def check_between(
 
     Args:
         ranges: first and next offset; of a long range, its beginning is read.
-
-    Raises:
-        SinkError: as `check_sample`.
     """
     own = {p: r for p, r in ranges.items() if p[0] == clients.sink.topic}
     lows = topics.list_offsets(clients, list(own), "earliest")

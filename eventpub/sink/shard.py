@@ -129,9 +129,6 @@ class ShardSink:
 
         May be repeated after any error, by another sink, too, until it has returned; nothing else
         must be published in between. See `missing_markers`.
-
-        Raises:
-            SinkError: as `publish`.
         """
         self.ready()
         self._fold, self._published = None, {}  # what was reached is about to be found out

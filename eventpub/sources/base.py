@@ -1,12 +1,8 @@
 """The protocol `Source`: what a shard and the planner need of the database with the event table.
 
-All times are the database's, in µs since 1970, UTC. Each call is one view of the table of its own:
-rows may be committed between two of them, with any `create_time`, so nothing is concluded from two
-answers as if they were of one moment. Nothing here writes. An implementation holds no state but
-connections: after a retriable `StoreError` the same call may be made again.
-
-Every implementation passes `tests/sources/contract.py`; its twin in memory is
-`tests/twins/source.py`.
+All times are the database's, in µs since 1970, UTC. Rows may be committed between any two calls,
+with any `create_time`. Nothing here writes. An implementation holds no state but connections: after
+a retriable `StoreError` the same call may be repeated. `tests/sources/contract.py` tests each.
 """
 
 from __future__ import annotations
@@ -28,13 +24,12 @@ class Poll:
 
     Args:
         now: the database's time, µs.
-        upper: the boundary ``now − delay``, lowered to a value of the column's precision whose
-            time has passed altogether, and to the next change of the clocks backward.
+        upper: ``now − delay``, lowered to a value of the column's precision that has passed, and to
+            the next change of the clocks backward.
         page_end: `create_time` of the page's last row; None if there are fewer rows.
-        has_rows: whether there is any row after `after` and up to `upper`.
-        next_row: `create_time` of the first row above `upper`, where none is below it and this one
-            is not of the future; else None.
-        server: the identity of the server that has answered.
+        has_rows: whether there is a row after `after` and up to `upper`.
+        next_row: `create_time` of the first row above `upper` up to `now`, where none is below.
+        server: identity of the server.
     """
 
     now: int
@@ -47,11 +42,11 @@ class Poll:
 
 @dataclass(frozen=True)
 class Page:
-    """The first rows of a window, of all shards.
+    """The first rows of a window.
 
     Attributes:
-        batches: the rows, schema `EVENTS`; none where those of one moment are more than a page.
-        end: the `create_time` up to which this is everything, µs; None: it is the whole window.
+        batches: schema `EVENTS`; empty where one moment has more rows than a page.
+        end: the `create_time` up to which this is everything, µs; None: the whole window.
     """
 
     batches: list[pa.RecordBatch]
@@ -60,7 +55,7 @@ class Page:
 
 @dataclass(frozen=True)
 class NewRow:
-    """A row of a sample: its `id` and `create_time`, µs (the later where a local time is two)."""
+    """`id` and `create_time`, µs (the later where a local time is two), of a sampled row."""
 
     id: int
     created: int
@@ -68,8 +63,9 @@ class NewRow:
 
 @dataclass(frozen=True)
 class RowSeen:
-    """A row as it is, also one that cannot be published: `create_time` (µs) is None where it has
-    none, or one that is no time, such as a zero date; `payload_bytes` where the payload is NULL."""
+    """A row as it is, published or not; `create_time` (µs) is None where it is no time, and
+    `payload_bytes` where the payload is NULL.
+    """
 
     version: int
     create_time: int | None
@@ -78,14 +74,10 @@ class RowSeen:
 
 
 class Source(Protocol):
-    """An event table, read only.
-
-    Errors of the database are `StoreError`; a retriable one leaves the source usable. One of them
-    is store.replica: the address leads to a server that may not be read, now.
+    """An event table, read only. Errors are `StoreError`; store.replica: it may not be read now.
 
     Attributes:
-        without_identity: rows that windows and pages had and that were passed over, since they have
-            no aggregate or no version (`store.without_identity`).
+        without_identity: rows passed over so far (`store.without_identity`).
     """
 
     without_identity: int
@@ -94,15 +86,13 @@ class Source(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def close(self) -> None:
-        """Closes the connections; the next call makes new ones."""
+    def close(self) -> None: ...
 
     def require_same_times(self) -> None:
-        """Raises: StoreError: store.table_altered: `create_time` is not read any more as when the
-        source was opened; what was read meanwhile means something else."""
+        """Raises store.table_altered if `create_time` is read differently by now."""
 
     def now(self) -> int:
-        """The database's time; never the one of this machine."""
+        """The database's time."""
 
     def poll(
         self, after: int, delay: int, page_rows: int | None, at_most: int | None = None
@@ -111,42 +101,41 @@ class Source(Protocol):
 
         Args:
             delay: between the boundary and the database's time, µs.
-            page_rows: most rows of the window; None: any number, which saves counting them.
+            page_rows: most rows of the window; None: any number.
             at_most: the boundary is never above it, µs.
         """
 
     def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        """The oldest `create_time` of a window, and how many rows it has (the count stops at
-        `most`); `upto` and 0 where it has none."""
+        """The oldest `create_time` of a window and its number of rows, counted up to `most`;
+        `upto` and 0 where it has none.
+        """
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
-        """The `most` rows with the highest ids, or with the lowest ids above `above`. Without an
-        indexed number the local `create_time`, µs, is the id, of rows whose time has passed."""
+        """The `most` rows with the highest ids, or the lowest above `above`; without an indexed
+        number the local `create_time`, µs, is the id, of rows whose time has passed.
+        """
 
     def ahead(self) -> tuple[int, int]:
         """By how much the newest `create_time` lies in the future, µs; and how many rows do."""
 
     def never_read(self) -> int:
-        """How many rows are never read, for the time that they have; the count stops at 1,000."""
+        """How many rows have no usable `create_time`, counted up to 1,000."""
 
     def window(
         self, after: int, upto: int, shard: Shard | None, *, is_page: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
 
-        In batches of schema `EVENTS`, some 10,000 rows each at most; however long the window is, a
-        portion of it is in memory. Read again later it may have more rows, never fewer.
+        In batches of at most some 10,000 rows, in bounded memory. Read again later it may have more
+        rows, never fewer.
 
         Args:
-            is_page: the window is known to have less than a few 100,000 rows, of all shards.
+            is_page: the window is known to have less than a few 100,000 rows.
         """
 
     def page(self, after: int, upto: int, rows: int, size: int, shard: Shard | None = None) -> Page:
-        """The first events of a window (of one shard), by `create_time`: at most so many rows, and
-        about so many bytes, but for those of its last moment, which are left to the next page.
-
-        Args:
-            upto: at most the `upper` of a poll from `after`.
+        """The first events of a window (of one shard), by `create_time`, about so many rows and
+        bytes, without those of the last moment, which are left to the next page.
         """
 
     def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -161,37 +150,36 @@ class Source(Protocol):
         """About so many rows and bytes, at most, of version ranges, whatever their `create_time`.
 
         Args:
-            seconds: no other statement is begun after so many; None: however long it takes.
+            seconds: no further statement is begun after so many.
 
         Returns:
-            The events, each aggregate's in ascending order, and what of the ranges was not read:
-            fewer than before, or smaller ones. Versions that do not exist count as read.
+            The events, each aggregate's in ascending order; and what of the ranges was not read.
+            Versions that do not exist count as read.
         """
 
     def existing(self, wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Which of some (aggregate, version) there are; costs no row, only the index."""
+        """Which of some (aggregate, version) exist, from the index alone."""
 
     def below(
         self, aggregate_ids_and_versions: Sequence[tuple[str, int]], limit: int = 16
     ) -> Iterator[pa.RecordBatch]:
-        """For each (aggregate, version): the keys and times of the highest `limit` lower versions.
+        """For each (aggregate, version), keys and times of the highest `limit` lower versions.
 
-        In batches that hold all of what was requested of each aggregate, schema as `keys`.
+        A batch holds all of its aggregates' rows, schema as `keys`.
         """
 
     def versions(self, of: VersionRange, most: int, *, highest: bool = False) -> list[int]:
         """The lowest `most` versions of a range, ascending, or the highest, descending."""
 
     def seen(self, of: VersionRange) -> list[RowSeen]:
-        """The rows of a range as they are, published or not, in the order of their versions."""
+        """The rows of a range as they are, in the order of their versions."""
 
 
 BEGINNING = 0
-"""Before every event, µs."""
 
 
 def start_position(read: Read, now: Callable[[], int]) -> int:
-    """The position before the first event, µs: events created at or before it are baseline."""
+    """The position before the first event, µs; events at or before it are baseline."""
     if read.start == "beginning":
         return BEGINNING
     if read.start == "now":

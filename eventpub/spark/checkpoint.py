@@ -52,7 +52,6 @@ class Checkpoints:
         self._config, self._state, self._prepared = config, state, prepared
 
     def sink(self) -> NumberedSink:
-        """That of the query, as the topics are now."""
         return NumberedSink(self._prepared.assignment.parts.clients, self._config.app.id)
 
     def chosen(self, *, is_new: bool) -> Publisher:
@@ -77,22 +76,18 @@ class Checkpoints:
             "contents": not begin.layout.key_is_unique,
         }
         progress = self._state.read(self._state.progress_file) or {}
-        is_of_spark = progress.get("engine") == "spark" and progress.get("query") == known.get(
-            "query"
-        )
-        topics, remade = known.get("topics", {}), set[str]()
-        if is_of_spark:
-            remade = {t for t, id_ in self._prepared.topics.items() if topics.get(t, id_) != id_}
-        is_same = is_of_spark and config.sink.topic not in remade
-        is_same = is_same and all(known.get(n) == belongs[n] for n in belongs if n != "topics")
-        name = str(known.get("query", ""))
-        if is_same and not is_new and self._goes_on(name, location):
+        name, topics = str(known.get("query", "")), known.get("topics", {})
+        remade = {t for t, id_ in self._prepared.topics.items() if topics.get(t, id_) != id_}
+        is_same = (progress.get("engine"), progress.get("query")) == ("spark", name)
+        is_same &= config.sink.topic not in remade and not is_new
+        is_same &= all(known.get(n) == belongs[n] for n in belongs if n != "topics")
+        if is_same and self._goes_on(name, location):
             for topic in sorted(remade):  # a side topic, on which nothing depends
                 text = "the topic was deleted and created again; its records are lost"
                 log.warning(text, topic=topic)
             self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
             return self._of(name, location, Plan(name))
-        name = secrets.token_hex(8)
+        former, name = name, secrets.token_hex(8)
         log.info("new checkpoint: the topic is read back first", query=name, location=location)
         start = None if begin.start == 0 else begin.start
         low = begin.low - config.recount.horizon
@@ -107,17 +102,14 @@ class Checkpoints:
             unpublished_since=begin.hidden_since,
         )
         self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
-        if (former := known.get("query")) is not None:
-            self._forget(str(former), str(known.get("location", location)))
+        if former:
+            self._forget(former, str(known.get("location", location)))
         self.sink().take(name, self._prepared.assignment.partitions)
         return self._of(name, location, plan)
 
     def _goes_on(self, name: str, location: str) -> bool:
-        """Whether a checkpoint has all that was published for this id, so that it may go on.
-
-        Another publisher may have published since; and one that was restored from a backup is older
-        than the topic. Only the topic knows what was published then.
-        """
+        """Whether a checkpoint has all that was published for this id: another publisher may have
+        published since, or the checkpoint may be a backup."""
         files = Place(location).names(f"checkpoint/{name}/offsets")
         numbers = [int(tail) for file in files if (tail := file.rpartition("/")[2]).isdigit()]
         try:
@@ -129,7 +121,6 @@ class Checkpoints:
         return found is not None and found[0] == name and found[1] <= max(numbers)
 
     def _forget(self, name: str, location: str) -> None:
-        """Remove what a checkpoint that is no longer used has left."""
         shutil.rmtree(self._state.root / "query" / name, ignore_errors=True)
         with suppress(EventpubError):
             place = Place(location)
@@ -174,7 +165,7 @@ class TopicWatch:
         self.ends: Mapping[PartitionId, int] = dict(prepared.start_state.acknowledged)
 
     def do(self, command: e.Command) -> e.Event | None:
-        """The outcome of a command.
+        """Do `CheckTopic`, of the places that are due.
 
         Raises:
             SinkError: `sink.hanging_transaction`, or as of `BrokerWork.do`.

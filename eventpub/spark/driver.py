@@ -46,11 +46,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class Observed:
-    """See the module. Pure but for the notes: times are the machine's, s, and arguments.
-
-    Args:
-        put: takes notes; None: of a user's own job.
-    """
+    """What is seen of the database; `put` takes notes, and is None in a user's own job."""
 
     def __init__(self, put: Callable[[dict[str, Any]], None] | None) -> None:
         self.progress = Progress()
@@ -63,13 +59,12 @@ class Observed:
 
     @property
     def is_of_publisher(self) -> bool:
-        """Whether a publisher takes the notes."""
         return self._put is not None
 
     def begin(
         self, config: Config, start: int | None, server: str, table: Table, recounting: Recounting
     ) -> DatabaseChanges:
-        """What judges polls and samples, and has what is odd counted again.
+        """What judges polls and samples, and has odd seconds counted again.
 
         Args:
             start: nothing created at or before is of interest, µs.
@@ -81,7 +76,6 @@ class Observed:
         return DatabaseChanges(newest, recounting, table, self.progress, self.do, is_fatal=is_fatal)
 
     def do(self, command: Command) -> None:
-        """Take what is to be logged, or what the table looks like now."""
         self._is_altered = self._is_altered or isinstance(command, Reassign)
         if isinstance(command, Log):
             if self._put is None:
@@ -90,7 +84,7 @@ class Observed:
                 self._lines.append((command.level, command.text, dict(command.facts)))
 
     def mark(self, check: str, message: str) -> None:
-        """A check warns of this; of nothing where the message is empty."""
+        """A check warns of this, or is ok where the message is empty."""
         self._checks[check] = "warn" if message else "ok", message
 
     def polled(self, now: float) -> None:
@@ -139,11 +133,7 @@ Offset = dict[str, Any]
 
 
 class Driver:
-    """The driver's part of one query.
-
-    Args:
-        options: of the source.
-    """
+    """The driver's part of one query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -158,13 +148,12 @@ class Driver:
         self._observed = Observed(None if self._state is None else Notes(self._state).put)
 
     def close(self) -> None:
-        """Close the connections."""
         if self._planner is not None:
             self._planner.close()
 
     def _waited(self, do: Callable[[], T]) -> T:
-        """What `do` returns; while the database or the state's location is away, it is tried again:
-        an error would end the query, and Spark does not start it again."""
+        """Repeat it while the database or the state's location is away: an error would end the
+        query."""
         patience = Patience("planning a batch")
         while True:
             try:

@@ -80,23 +80,14 @@ class Journal:
 
 
 class Journals:
-    """The journals of one query.
-
-    Args:
-        place: the shared location.
-        query: the identity of the query's checkpoint; see `plan.Plan`.
-    """
+    """The journals of one query, which `plan.Plan.query` identifies."""
 
     def __init__(self, place: Place, query: str) -> None:
         self._place = place
         self._root = f"{query}/journal"
 
     def create(self, batch: int, shard: int, journal: Journal) -> bool:
-        """Create a journal; False where another attempt has.
-
-        Raises:
-            StateError: state.unreachable
-        """
+        """Create a journal; False where another attempt has."""
         keys = _stream(journal.keys)
         report = fields_of(journal.report)
         head = {"report": report, "digest": _digest(keys), "rows": journal.keys.num_rows}
@@ -156,7 +147,7 @@ class Journals:
             may_be_unread: create the journal that is missing.
 
         Raises:
-            StateError: state.journal_missing, state.unreachable
+            StateError: state.journal_missing
         """
         head = self.head(plan.batch, shard)
         if head is None and may_be_unread:
@@ -217,13 +208,7 @@ class Journals:
 
 
 class Snapshots:
-    """The snapshots of one shard's index.
-
-    Args:
-        place: the shared location.
-        query: identity of the query's checkpoint.
-        shard: the number of the shard.
-    """
+    """The snapshots of one shard's index."""
 
     def __init__(self, place: Place, query: str, shard: int) -> None:
         self._place = place
@@ -231,11 +216,7 @@ class Snapshots:
         self._files = f"{query}/file/{shard}"
 
     def begin(self, index: Index, batch: int) -> threading.Thread:
-        """Copy an index that contains a batch; a thread writes the copy to the location.
-
-        Raises:
-            StateError: index.disk_full, …
-        """
+        """Copy an index that contains a batch; a thread writes the copy to the location."""
         folder = folder_for(index.directory)
         index.copy_to(folder)
         thread = threading.Thread(target=self._upload, args=(folder, batch), daemon=True)
@@ -243,11 +224,7 @@ class Snapshots:
         return thread
 
     def keep(self, folder: Path, batch: int) -> None:
-        """Write an index that is closed to the location.
-
-        Raises:
-            StateError: state.unreachable
-        """
+        """Write an index that is closed to the location."""
         known = set(self._place.names(self._files))
         files = {}
         for file in sorted(folder.iterdir()):
@@ -267,12 +244,13 @@ class Snapshots:
             shutil.rmtree(folder, ignore_errors=True)
 
     def fetch(self, folder: Path, upto: int) -> int | None:
-        """Write the newest snapshot that has no later batch to a folder; its batch.
+        """Write the newest snapshot that has no later batch to a folder.
 
-        None: there is none, so that all journals are applied.
+        Returns:
+            Its batch; None: there is none.
 
         Raises:
-            StateError: state.unreachable, index.not_writable
+            StateError: index.not_writable
         """
         for name in sorted(self._place.names(self._root), reverse=True):
             batch = _batch_of(name)

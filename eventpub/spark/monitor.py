@@ -52,14 +52,10 @@ class Monitor:
     """See the module. Times of the machine are seconds.
 
     Args:
-        config: the whole configuration.
         state: where progress and status are written.
         prepared: what the start has found out.
         publisher: the checkpoint.
         query: says whether it is paused.
-
-    Attributes:
-        progress: totals since the start of the process.
     """
 
     def __init__(
@@ -114,14 +110,12 @@ class Monitor:
         return {n: int(shard["published"]) for n, shard in [*self.progress.per_shard.items()]}
 
     def close(self) -> None:
-        """End the threads."""
         self._lag_work.end(0.3)
         self._broker_work.end(0.3)
 
     # -- what happens -----------------------------------------------------------------------------
 
     def started(self, session: Any) -> None:
-        """The query was started."""
         address = session.sparkContext.uiWebUrl or ""
         if address != self.progress.spark_ui:
             log.info("Spark's pages", address=address)
@@ -156,10 +150,7 @@ class Monitor:
             self._mark("boundary", "ok", "", now)
         offset = last.sources[0].endOffset
         plan = Plan.from_offset(json.loads(offset) if isinstance(offset, str) else offset)
-        for batch in range(self._seen + 1, plan.batch + 1):
-            for report in self._heads(batch):
-                self._reported(batch, report, now)
-            self._seen = batch
+        self._take_upto(plan.batch, now)
         if plan.batch > self._plan.batch:
             self._stand_at(plan.batch)
             self._plan = plan
@@ -167,6 +158,13 @@ class Monitor:
             self._mark("publishing", "ok", "", now)
             self._mark("index", "ok", "", now)
             self.remember()
+
+    def _take_upto(self, newest: int, now: float) -> None:
+        for batch in range(self._seen + 1, newest + 1):
+            self._take_notes(now)  # which rows the broker has refused
+            for report in self._heads(batch):
+                self._reported(batch, report, now)
+            self._seen = batch
 
     def _heads(self, batch: int) -> list[Report]:
         heads = (self._journals.head(batch, n) for n in range(self._config.run.shards))
@@ -184,13 +182,15 @@ class Monitor:
 
     def ended(self) -> None:
         """The query has ended by itself, so that every batch is committed."""
-        self._stand_at(self._journals.newest())
+        newest = self._journals.newest()
+        self._take_upto(newest, time.monotonic())
+        self._stand_at(newest)
         self._watch.measure()
         self.remember()
 
     def settle(self) -> None:
-        """The query was stopped, perhaps before Spark has noted that its last batch is done: the
-        markers on the topic say so."""
+        """The query was stopped, perhaps before Spark noted its last batch: the markers on the
+        topic tell."""
         newest, shards = self._journals.newest(), range(self._config.run.shards)
         heads = [self._journals.head(newest, n) for n in shards] if newest else [None]
         if newest <= self._plan.batch or None in heads:
@@ -198,14 +198,11 @@ class Monitor:
         with_rows = {n for n, head in zip(shards, heads, strict=True) if head and head["rows"]}
         sink = NumberedSink(self._prepared.assignment.parts.clients, self._config.app.id)
         if with_rows <= sink.published_tasks(self._publisher.query, newest - 1):
-            for batch in range(self._seen + 1, newest + 1):
-                for report in self._heads(batch):
-                    self._reported(batch, report, time.monotonic())
+            self._take_upto(newest, time.monotonic())
             self._stand_at(newest)
             self.remember()
 
     def _take_notes(self, now: float) -> None:
-        """Take over what processes of Spark's have left; see `observed` and `sink`."""
         for note in self._notes.take():
             self._noted(note, now)
 
@@ -300,26 +297,21 @@ class Monitor:
         is_whole = len(reports) == self._config.run.shards
         start = begin.start if begin.position is None else begin.position
         newest = self._plan.newest or begin.newest
-        what = {
-            **begin.kept,
-            "engine": "spark",
-            "query": self._publisher.query,
-            "run": begin.run,
-            "position": min(r.position for r in reports) if is_whole else start,
-            "low": min(r.low for r in reports) if is_whole else begin.low,
-            "hidden_since": (
-                self._plan.unpublished_since if self._plan.batch else begin.hidden_since
-            ),
-            "holds": self.progress.holds_open,
-            "newest": newest and [*newest, self._sampled_by],
-            "ends": [[*place, end] for place, end in self._watch.ends.items()],
-            "shards": self._config.run.shards,
-            "partitions": begin.partitions,
-            "placed": begin.is_placed or self._is_placed,
-            "server": self.progress.server,
-            "is_paused": self._query.is_paused,
-            "paused_by": self._query.paused_by,
-        }
+        unpublished_since = self._plan.unpublished_since
+        what = begin.document(
+            self.progress,
+            position=min(r.position for r in reports) if is_whole else start,
+            low=min(r.low for r in reports) if is_whole else begin.low,
+            hidden_since=unpublished_since if self._plan.batch else begin.hidden_since,
+            newest=newest and [*newest, self._sampled_by],
+            ends=self._watch.ends,
+            shards=self._config.run.shards,
+            placed=begin.is_placed or self._is_placed,
+            engine="spark",
+            query=self._publisher.query,
+            is_paused=self._query.is_paused,
+            paused_by=self._query.paused_by,
+        )
         if what != self._remembered:
             with suppress(EventpubError):
                 self._state.write(self._state.progress_file, what, lasting=True)
@@ -360,21 +352,20 @@ class Monitor:
                     "last_error": None,
                 }
             )
-        active_at = self._active_at
         found = document(self._lag, self._rate, low, checks=checks.values(), shards=shards, now=now)
-        return (
-            self._file.identity
-            | found
-            | {
-                "engine": "spark",
-                "spark_ui": progress.spark_ui,
-                "state": "paused" if is_paused else "running" if reports else "starting",
-                "is_paused": is_paused,
-                "paused_by": self._query.paused_by,
-                "is_alive": True,
-                "poll_age_seconds": None if active_at is None else round(now - active_at, 3),
-            }
-        )
+        return {
+            **self._file.identity,
+            **found,
+            "engine": "spark",
+            "spark_ui": progress.spark_ui,
+            "state": "paused" if is_paused else "running" if reports else "starting",
+            "is_paused": is_paused,
+            "paused_by": self._query.paused_by,
+            "is_alive": True,
+            "poll_age_seconds": (
+                None if self._active_at is None else round(now - self._active_at, 3)
+            ),
+        }
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The location that all executors of a query share: a folder, or a bucket by obstore.
 
-What must hold: of several processes that create one object, one succeeds. obstore does it with a
-hard link in a folder and with a conditional request on S3, Google Cloud Storage and Azure.
+Of several processes that create one object, one succeeds: obstore uses a hard link in a folder, and
+a conditional request on S3, Google Cloud Storage and Azure.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss", "https")
 
 class Place:
     """Objects by name, `/` between the parts of a name.
+
+    Every method raises `StateError` (state.unreachable, state.disk_full) where the location fails.
 
     Args:
         location: a folder, ``s3://…``, ``gs://…`` or ``az://…``; credentials come from the
@@ -56,11 +58,7 @@ class Place:
             self._store: Any = from_url(location.replace("s3a://", "s3://", 1))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create an object; False where it exists.
-
-        Raises:
-            StateError: state.unreachable
-        """
+        """Create an object; False where it exists."""
         try:
             with self._mapped():
                 obstore.put(self._store, name, data, mode="create")
@@ -73,7 +71,7 @@ class Place:
         """Check that the location creates an object only once.
 
         Raises:
-            StateError: state.not_exclusive, state.unreachable
+            StateError: state.not_exclusive
         """
         name = f"{prefix}/probe-{secrets.token_hex(8)}"
         first, second = self.create(name, b""), self.create(name, b"")
@@ -90,11 +88,7 @@ class Place:
             )
 
     def read(self, name: str, length: int | None = None) -> bytes | None:
-        """An object, or its first bytes; None where there is none.
-
-        Raises:
-            StateError: state.unreachable
-        """
+        """An object, or its first bytes; None where there is none."""
         try:
             with self._mapped():
                 if length is not None:
@@ -131,7 +125,6 @@ class Place:
 
         Raises:
             FileNotFoundError: there is none.
-            StateError: state.unreachable
         """
         with self._mapped(), file.open("wb") as out:
             for part in obstore.get(self._store, name).stream():

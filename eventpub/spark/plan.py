@@ -24,14 +24,12 @@ class Plan:
         after: created after it and up to `upto` are few enough rows to be read as one page; None:
             no such time is known.
         open_since, hidden_since, uncounted_since: as of `channel.Window`.
-        unpublished_since: nothing that may be unpublished below `upto` was created at or before,
-            but for holds; None: nothing is known to be.
-        comparison: number of the recount's last comparison.
-        buckets: what this batch compares; empty: nothing.
+        unpublished_since: nothing that may be unpublished below `upto`, but for holds, was created
+            at or before.
+        comparison, buckets: the recount's last comparison, and what this batch compares.
         newest: as of `NewestRows.last`.
         server: identity of the database server that was read; "": not known.
-        most_bytes: after so many bytes of rows a task leaves the rest of its window to the next. Of
-            each task: it holds a part of them at a time, and one transaction has all.
+        most_bytes: after so many bytes of rows a task leaves the rest of its window to the next.
         snapshot: whether the shards keep snapshots of their indexes.
         requests: what users ask for, by the fields of `channel.Request`.
         answered: ids of requests of the batches before: they are not done again.
@@ -57,7 +55,6 @@ class Plan:
     answered: tuple[str, ...] = ()
 
     def to_offset(self) -> dict[str, Any]:
-        """As Spark's offset."""
         return asdict(self)
 
     @classmethod

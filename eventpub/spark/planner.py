@@ -64,11 +64,10 @@ class Planner:
     """Plans the batches of one query; used by one thread.
 
     Args:
-        config: `store`, `read`, `gaps`, `recount` and the number of shards are used.
         layout: of the event table.
         journals: of the query.
         most_rows: most rows of a window; None: four of `read.page_rows`, since a batch costs a
-            quarter of a second whatever it holds, and one of these at first, which is sooner done.
+            quarter of a second whatever it holds, and one of these at first.
         until: nothing created after it is read, µs; None: there is no end.
         requests: those that wait.
         observed: takes what is seen of the database.
@@ -110,17 +109,15 @@ class Planner:
         self.upper = 0
 
     def close(self) -> None:
-        """Close the connections."""
         self._polls.close()
         self._checks.close()
 
     @property
     def layout(self) -> Layout:
-        """Of the event table, as it was looked at last."""
         return self._of.layout
 
     def connect_anew(self, layout: Layout | None = None) -> None:
-        """Read all over new connections, of a table that looks so now."""
+        """Read all over new connections; `layout`: of a table that was altered."""
         self._of = replace(self._of, layout=layout or self._of.layout)
         self._polls.close()
         self._polls.use(self._of)
@@ -274,7 +271,7 @@ class Planner:
     # -- recount ----------------------------------------------------------------------------------
 
     def _count(self, last: Plan, recounting: Recounting, result: PollResult) -> None:
-        """Count buckets again that are due, and sample the newest rows; some, each time."""
+        """Count buckets that are due, and sample the newest rows once a second."""
         if not self._reports:
             return
         now = self._clock()
@@ -290,11 +287,7 @@ class Planner:
             self._do_count(count, recounting)
 
     def _do_count(self, count: Count, recounting: Recounting) -> bool:
-        """Have the database count; where it takes too long, fewer next time, and all else goes on.
-
-        Raises:
-            StoreError: what waiting does not fix.
-        """
+        """Have the database count; where it takes too long, fewer next time."""
         try:
             counted_rows = self._checks.count(count)
         except StoreError as error:
@@ -310,7 +303,6 @@ class Planner:
         return True
 
     def _sample(self) -> None:
-        """Rows that are inserted with times long past are counted again."""
         sampled = self._checks.sample()
         if (above := self._changes.wants_more(sampled.rows)) is not None:
             sampled = self._checks.sample(above)

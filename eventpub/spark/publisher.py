@@ -89,26 +89,16 @@ class SparkPublisher(Run):
 
     def _publish(self, prepared: Prepared) -> Progress:
         """Replace a damaged checkpoint, as after a power failure: the topic has all it needs."""
+        replaces, now = False, self._available_now
         next_one: Prepared | None = prepared
-        replaces_checkpoint = False
         while next_one is not None:
             try:
-                with self._query(next_one, replaces_checkpoint=replaces_checkpoint) as query:
+                with Query(self._config, self._state, next_one, now, replaces) as query:
                     return query.run(self._on_progress, lambda: self._stopped_by)
             except _UnusableError:
-                replaces_checkpoint = True
+                replaces = True
                 next_one = self._prepare()  # what was published meanwhile is known
         return Progress(stopped_by=self._stopped_by)
-
-    def _query(self, prepared: Prepared, *, replaces_checkpoint: bool = False) -> Query:
-        now = self._available_now
-        return Query(
-            self._config,
-            self._state,
-            prepared,
-            available_now=now,
-            replaces_checkpoint=replaces_checkpoint,
-        )
 
 
 class Query:
@@ -120,6 +110,10 @@ class Query:
         prepared: what the start has found out.
         available_now: end when everything up to now is published.
         replaces_checkpoint: begin a new checkpoint even if the old one could be used.
+
+    Attributes:
+        is_paused: whether nothing is published for now.
+        paused_by: who has paused it, and when.
     """
 
     def __init__(
@@ -127,18 +121,15 @@ class Query:
         config: Config,
         state: StateDir,
         prepared: Prepared,
-        *,
         available_now: bool,
-        replaces_checkpoint: bool = False,
+        replaces_checkpoint: bool,
     ) -> None:
-        self._config = config
-        self._state = state
-        self._prepared = prepared
+        self._config, self._state, self._prepared = config, state, prepared
         self._available_now = available_now
         self._replaces_checkpoint = replaces_checkpoint
         self._failures = Failures(config)
-        self._paused_by = prepared.start_state.paused_by
-        self._is_paused = prepared.start_state.is_paused
+        self.paused_by = prepared.start_state.paused_by
+        self.is_paused = prepared.start_state.is_paused
         self._pauses: queue.SimpleQueue[tuple[bool, str, Callable[[], None]]] = queue.SimpleQueue()
         self._checkpoints = Checkpoints(config, state, prepared)
         self._publisher = self._checkpoints.chosen(is_new=replaces_checkpoint)
@@ -152,9 +143,9 @@ class Query:
         self._is_taken_over = False
 
     def __enter__(self) -> Query:
-        if self._is_paused:
+        if self.is_paused:
             log.warning(
-                "starting paused; run `eventpub resume` to start publishing", by=self._paused_by
+                "starting paused; run `eventpub resume` to start publishing", by=self.paused_by
             )
         self._pages.begin()
         return self
@@ -189,9 +180,9 @@ class Query:
             if self._starting is not None:
                 if not self._starting.is_alive():
                     self._starting, error = None, self._start_error
-                    if self._is_paused:  # meanwhile
+                    if self.is_paused:  # meanwhile
                         self._stop_query()
-            elif self._query is None and not self._is_paused and now >= start_at:
+            elif self._query is None and not self.is_paused and now >= start_at:
                 self._starting = threading.Thread(target=self._try_to_start, daemon=True)
                 self._starting.start()
             elif self._query is not None and not self._query.isActive:
@@ -230,11 +221,7 @@ class Query:
         return progress
 
     def _require_usable(self, error: EventpubError, failures: int, now: float) -> None:
-        """Check whether it is worth while to start the query again with its checkpoint.
-
-        Raises:
-            _UnusableError: a new checkpoint is to begin.
-        """
+        """Raise `_UnusableError` where a new checkpoint is to begin."""
         was_well = self.monitor.well_for(now) > 0
         fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1
         if error.code == HANGING:  # it may happen to any checkpoint, but a new one has to help
@@ -247,11 +234,6 @@ class Query:
             raise _UnusableError
 
     def _look(self, now: float) -> None:
-        """What the query has done meanwhile, and how the topic is.
-
-        Raises:
-            SinkError: the topic is not the one that was written.
-        """
         error = self.monitor.look(self._query, now)
         if error is not None and error.code == HANGING:
             self._require_usable(error, 1, now)
@@ -262,7 +244,6 @@ class Query:
             self._failures.is_well(0, now, has_progressed=True)
 
     def _try_to_start(self) -> None:
-        """In a thread: Spark takes its time, and a signal is seen meanwhile."""
         self._start_error = None
         try:
             self._start_query()
@@ -322,22 +303,12 @@ class Query:
 
     # -- what others ask --------------------------------------------------------------------------
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is published for now."""
-        return self._is_paused
-
-    @property
-    def paused_by(self) -> str:
-        """Who has paused it, and when."""
-        return self._paused_by
-
     def status(self) -> dict[str, Any]:
         """As of `ops.pages.Source`."""
         return self.monitor.status()
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """As of `ops.pages.Source`: the query is stopped, or started."""
+        """As of `ops.pages.Source`."""
         done = threading.Event()
         by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
         self._pauses.put((is_paused, by, done.set))
@@ -347,8 +318,8 @@ class Query:
     def _take_pauses(self) -> None:
         while not self._pauses.empty():
             is_paused, by, done = self._pauses.get()
-            if is_paused != self._is_paused:
-                self._is_paused, self._paused_by = is_paused, by if is_paused else ""
+            if is_paused != self.is_paused:
+                self.is_paused, self.paused_by = is_paused, by if is_paused else ""
                 text = "paused: run `eventpub resume` to publish again"
                 log.info(text if is_paused else "resumed", by=by)
                 if is_paused:
@@ -367,7 +338,7 @@ class Query:
 
 
 def _try_to(do: Callable[[], object]) -> None:
-    """What is better done before the end, if the broker answers."""
+    """Do what is better done before the end, if the broker answers."""
     doing = threading.Thread(target=lambda: ignoring(do), daemon=True)
     doing.start()
     doing.join(_STOPS_WITHOUT_BROKER)

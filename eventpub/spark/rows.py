@@ -1,10 +1,10 @@
-"""Rows on their way: as a shard's step decides them, as the source yields them, as the sink has
-them."""
+"""Rows as a shard's step decides them, as the source yields them, and as the sink takes them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.serializers import SpecialLengths
 
 from eventpub.admission import EVENTS, SkippedGap, values
-from eventpub.private_apis.task_input import require_whole_input
+from eventpub.errors import SinkError
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.records import DeadRow, contents_of
 from eventpub.sources.mysql.statements import lenient_text
@@ -39,9 +40,6 @@ class JournalSink:
 
     Args:
         has_contents: whether the table allows several rows of one version.
-
-    Attributes:
-        size: bytes of what was collected.
     """
 
     needs_replacement = False
@@ -53,13 +51,16 @@ class JournalSink:
         self._keys: list[pa.Table] = []
 
     def publish(self, content: Content, crash_point: CrashPoint = no_crash) -> PublishedBatch:
-        """Collect a part of the batch."""
         crash_point("before_begin")
-        tables = [_skips(content.gaps), _marked(content.events, content.late, "event")]
+        skips, dead = map(_skip, content.gaps), map(_dead, content.dead)
+        tables = [
+            pa.Table.from_pylist([*skips], schema=DECIDED),
+            _marked(content.events, content.late, "event"),
+        ]
         if content.diverted is not None:
             tables.append(_marked(content.diverted, np.ones(len(content.diverted), bool), "late"))
-        for table in [*tables, _dead(content.dead)]:
-            if table is not None and table.num_rows:
+        for table in [*tables, pa.Table.from_pylist([*dead], schema=DECIDED)]:
+            if table.num_rows:
                 self._tables.append(table)
                 self.size += table.nbytes
                 self._keys.append(self._key(table))
@@ -81,12 +82,7 @@ class JournalSink:
 
 
 def batches(tables: Sequence[pa.Table], *, all_rows: bool) -> Iterator[pa.RecordBatch]:
-    """Decided rows as the source yields them to users' jobs.
-
-    Args:
-        tables: schema `DECIDED`.
-        all_rows: whether skips and dead letters are yielded, too.
-    """
+    """Decided rows as the source yields them to users' jobs; skips and dead letters by choice."""
     for table in tables:
         kept = table if all_rows else table.filter(are("event", table))
         for batch in kept.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS):
@@ -104,9 +100,6 @@ def grouped(tables: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
 
     Between source and sink Spark copies each row's columns, one by one. With ten columns its JVM
     took 5.9 CPU s per million events; with one that is nearly always null it takes 3.3.
-
-    Args:
-        tables: schema `DECIDED`.
     """
     for table in tables:
         size = max(1, _GROUP_BYTES // max(1, table.nbytes // max(1, table.num_rows)))
@@ -127,7 +120,7 @@ def ungrouped(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _first_of(rows: int, value: pa.Buffer) -> pa.Array[Any]:
-    """Rows of which the first has a value, and the others are null; nothing is copied."""
+    """Rows of which only the first has a value, which is not copied."""
     is_valid = (1).to_bytes(-(-rows // 8), "little")
     ends = np.full(rows + 1, value.size, np.int32)
     ends[0] = 0
@@ -136,11 +129,7 @@ def _first_of(rows: int, value: pa.Buffer) -> pa.Array[Any]:
 
 
 def unpublished(rows: pa.Table) -> pa.Table:
-    """Rows as the table has them, schema `DECIDED`.
-
-    Args:
-        rows: schema `EVENTS`.
-    """
+    """Rows of the table, schema `DECIDED`."""
     return _marked(rows, None, "event")
 
 
@@ -179,54 +168,35 @@ def _keys(rows: pa.Table, contents: list[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _marked(rows: pa.Table, late: npt.NDArray[np.bool_] | None, kind: str) -> pa.Table:
-    nothing = pa.nulls(rows.num_rows, pa.string())
-    marks = pa.repeat(False, rows.num_rows) if late is None else pa.array(late)
-    return _decided(rows, marks, kind, nothing, nothing)
+    count = rows.num_rows
+    nothing = pa.nulls(count, pa.string())
+    marks = pa.repeat(False, count) if late is None else pa.array(late)
+    columns: list[Any] = [rows.column(name) for name in EVENTS.names]
+    columns += [marks, pa.repeat(kind, count)]
+    return pa.Table.from_arrays([*columns, nothing, nothing], schema=DECIDED)
 
 
-def _decided(rows: pa.Table, late: Any, kind: str, reasons: Any, details: Any) -> pa.Table:
-    columns = [rows.column(name) for name in EVENTS.names]
-    kinds = pa.repeat(kind, rows.num_rows)
-    return pa.Table.from_arrays([*columns, late, kinds, reasons, details], schema=DECIDED)
+def _skip(gap: SkippedGap) -> dict[str, Any]:
+    return {
+        "aggregate_id": gap.aggregate_id,
+        "version": gap.from_version,
+        "event_type": "",
+        "create_time": gap.first_seen,
+        "late": False,
+        "kind": "skip",
+        "reason": gap.reason,
+        "detail": json.dumps(asdict(gap)),
+    }
 
 
-def _skips(gaps: Sequence[SkippedGap]) -> pa.Table | None:
-    if not gaps:
-        return None
-    rows = pa.Table.from_pylist(
-        [
-            {
-                "aggregate_id": gap.aggregate_id,
-                "version": gap.from_version,
-                "event_type": "",
-                "create_time": gap.first_seen,
-            }
-            for gap in gaps
-        ],
-        schema=EVENTS,
-    )
-    details = pa.array([json.dumps(asdict(gap)) for gap in gaps])
-    reasons = pa.array([gap.reason for gap in gaps])
-    return _decided(rows, pa.repeat(False, len(gaps)), "skip", reasons, details)
-
-
-def _dead(dead: Sequence[DeadRow]) -> pa.Table | None:
-    if not dead:
-        return None
-    rows = pa.Table.from_pylist(
-        [{name: getattr(each, name) for name in EVENTS.names} for each in dead], schema=EVENTS
-    )
-    details = pa.array([json.dumps({"published": each.published}) for each in dead])
-    reasons = pa.array([each.reason for each in dead])
-    return _decided(rows, pa.repeat(False, len(dead)), "dead", reasons, details)
+def _dead(row: DeadRow) -> dict[str, Any]:
+    detail = json.dumps({"published": row.published})
+    of_row = {name: getattr(row, name) for name in EVENTS.names}
+    return of_row | {"late": False, "kind": "dead", "reason": row.reason, "detail": detail}
 
 
 class InputRows:
-    """The rows of a task, kept as they come: they may be needed again.
-
-    Attributes:
-        rows: how many have come.
-    """
+    """The rows of a task of the sink, kept as they come: they may be needed again."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._coming = (batch for batch in batches if batch.num_rows)
@@ -239,7 +209,7 @@ class InputRows:
         return self.part(0) is not None
 
     def part(self, number: int) -> pa.Table | None:
-        """One after the other; None behind the last."""
+        """The rows of one record batch; None behind the last."""
         while number >= len(self._kept):
             batch = next(self._coming, None)
             if batch is None:
@@ -278,3 +248,44 @@ def _octets(column: Any) -> Any:
     if pa.types.is_integer(column.type):
         column = column.cast(pa.string())
     return column.cast(pa.large_binary())
+
+
+_END = int(SpecialLengths.END_OF_STREAM).to_bytes(4, "big", signed=True)
+
+
+def require_whole_input() -> None:
+    """Called in a sink's `write` when its iterator has ended.
+
+    Where the source of the rows fails, Spark closes the stream to the sink's Python worker, and
+    ends that process a second later. Until then Arrow's reader takes the end of the file for that
+    of the rows (pyspark 4.3). Behind the last row of a task that is done, Spark writes a number.
+
+    Raises:
+        SinkError: sink.rows_cut_off; or sink.spark_unknown, where it cannot be told.
+    """
+    stream = _stream()
+    if stream is None:
+        raise SinkError(
+            "sink.spark_unknown",
+            "with this version of Spark, the sink cannot tell whether it has received all rows of a"
+            " task",
+            suggestion="install pyspark 4.3, with which this version of eventpub is tested",
+        )
+    found = stream.peek(len(_END))[: len(_END)]
+    if not found or not _END.startswith(found):
+        raise SinkError(
+            "sink.rows_cut_off",
+            "the input of a task ended early because its source failed; none of its rows were"
+            " published",
+            suggestion="nothing to do: Spark retries the task. The source's own error says why",
+            retriable=True,
+        )
+
+
+def _stream() -> Any:
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "main" and "infile" in frame.f_locals:
+            return frame.f_locals["infile"]
+        frame = frame.f_back
+    return None

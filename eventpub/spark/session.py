@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import struct
 import sys
 import tempfile
 import threading
@@ -21,21 +22,19 @@ from eventpub.state import StateDir
 from eventpub.state_files import disk_full, is_disk_full
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def require_java() -> None:
-    """Whether there is a Java that starts Spark.
+    """Check that there is a Java that starts Spark.
 
     Raises:
         StateError: spark.java_missing
     """
     home = os.environ.get("JAVA_HOME")
-    is_there = bool(home) and (Path(home or "") / "bin" / "java").exists()
-    if not (is_there or shutil.which("java")):
+    if not (home and (Path(home) / "bin" / "java").exists()) and not shutil.which("java"):
         raise StateError(
             "spark.java_missing",
             "Spark needs Java 17 or newer, and there is no java on the PATH or in JAVA_HOME",
@@ -45,11 +44,7 @@ def require_java() -> None:
 
 
 def new_session(config: Config, state: StateDir) -> SparkSession:
-    """Spark, with what the data sources need; what it prints goes to `spark.log`.
-
-    Raises:
-        Exception: it does not start.
-    """
+    """Spark, with what the data sources need; what it prints goes to `spark.log`."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark import SparkConf, SparkContext, accumulators
     from pyspark.sql import SparkSession
@@ -63,40 +58,31 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
     gateway = SparkContext._gateway or _launched(properties, state, is_local=local is not None)
     conf = SparkConf()
     conf.setAll([*properties.items()])
-    # the next call that needs Spark reports that its process has ended
+    # that Spark's process has ended is reported by the next call, and not by a traceback
     servers: Any = (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer)
     for server in servers:
-        server.handle_error = _say_nothing
+        server.handle_error = lambda *_: None
     context = SparkContext(conf=conf, gateway=gateway)
     context.setLogLevel("WARN")
     session = SparkSession(context)
     register(session)
-    threading.Thread(target=lambda: ignoring(lambda: _warm_up(context)), daemon=True).start()
+    # the parent of the Python workers imports while the query is planned
+    warm_up = context.parallelize([0], 1).count
+    threading.Thread(target=lambda: ignoring(warm_up), daemon=True).start()
     return session
 
 
 def make_active(session: SparkSession) -> None:
-    """Have Spark find the data sources of a session in this thread.
-
-    It looks for them in the thread's own session, and each Python thread has a thread in the JVM.
-    """
+    """Have Spark find a session's data sources in this thread, which has its own in the JVM."""
     from pyspark.sql import SparkSession
 
     of_jvm: Any = SparkSession
     of_jvm._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
 
 
-def _warm_up(context: SparkContext) -> None:
-    """Have the parent of the Python workers import while the query is planned."""
-    context.parallelize([0], 1).count()
-
-
 def _home(state: StateDir) -> Path:
-    """A SPARK_HOME with all of the installed package but `pyspark.zip`.
-
-    With that archive first on its path, each of the eight Python processes of a start would compile
-    pyspark's sources: 0.7 CPU s instead of 0.2.
-    """
+    """A SPARK_HOME without `pyspark.zip`, from which each of eight Python processes would compile
+    pyspark: 0.7 CPU s instead of 0.2."""
     import pyspark
 
     home, package = state.spark_scratch / "home", Path(pyspark.__file__).parent
@@ -108,8 +94,8 @@ def _home(state: StateDir) -> Path:
 
 
 def _launched(properties: Mapping[str, str], state: StateDir, *, is_local: bool) -> Any:
-    """A JVM whose arguments and environment have nothing of the configuration in them: everybody on
-    the machine can read the former, and its workers inherit the latter."""
+    """A JVM without secrets in its arguments, which everybody on the machine can read, or in its
+    environment, which its workers inherit."""
     from pyspark.java_gateway import launch_gateway
 
     state.spark_scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,9 +126,8 @@ def _as_properties(properties: Mapping[str, str]) -> str:
     """A file of java.util.Properties."""
 
     def escaped(text: str) -> str:
-        units = memoryview(text.encode("utf-16-be"))
-        numbers = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
-        return "".join(chr(n) if n < 128 and chr(n).isalnum() else f"\\u{n:04x}" for n in numbers)
+        units = struct.iter_unpack(">H", text.encode("utf-16-be"))
+        return "".join(f"\\u{unit:04x}" for (unit,) in units)
 
     return "".join(f"{escaped(k)}={escaped(v)}\n" for k, v in properties.items())
 
@@ -214,12 +199,8 @@ def _slots(given: str | None, config: Config) -> int:
     return max(cores, config.run.shards)
 
 
-def _say_nothing(*_: object) -> None:
-    return
-
-
 def ignoring(call: Callable[[], Any]) -> None:
-    """Call what may fail because Spark's process has gone."""
+    """Call what fails where Spark's process has gone."""
     with suppress(Exception):
         call()
 

@@ -73,7 +73,7 @@ class EventStoreDataSource(DataSource):
         return SCHEMA_OF_ALL if given.get("rows") == "all" else SCHEMA
 
     def reader(self, schema: Any) -> EventStoreReader:
-        """The reader of a batch: what the table has of a time."""
+        """The reader of a batch: the rows of a range of `create_time`."""
         with errors_through_spark():
             return EventStoreReader(_options(self.options, is_stream=False))
 
@@ -93,7 +93,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._made: Driver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a task needs, which is sent a copy of this: nothing that is open here."""
+        """What a task needs: it is sent a copy, without what is open here."""
         return {"_given": self._given, "_made": None}
 
     @property
@@ -129,7 +129,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return self._driver.latest(start)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """The boundary as it was polled last, for `lastProgress`."""
+        """The boundary as it was polled last, which `lastProgress` shows."""
         return self._driver.reported()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -160,7 +160,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
 
 class EventStoreReader(DataSourceReader):
-    """Reads the rows of a time as they are, in order of `create_time` within a task."""
+    """Reads a range of `create_time` as it is, in that order within a task."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options

@@ -3,11 +3,11 @@
 1. The journal of the batch exists: its rows are yielded again, read by their keys.
 2. Otherwise the shard's index is brought to the batch before, and the step is done: the rows are
    yielded as they are decided. Then the journal is created, and the index written.
-3. Where another attempt has created the journal meanwhile and had decided something else, the task
+3. Where another attempt has created the journal meanwhile and decided something else, the task
    fails, and Spark repeats it, which is case 1.
 
-So whatever dies at whatever point, and whatever commits meanwhile, a batch that has ended once
-always has the same rows. The journal exists before the last row of a batch reaches a sink.
+So a batch that has ended once always has the same rows, whatever dies or commits meanwhile. The
+journal exists before the last row reaches a sink.
 """
 
 from __future__ import annotations

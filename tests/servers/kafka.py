@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from eventpub.local import Kafka, on_stderr
-from eventpub.local.broker import LOGGER, VERSION, jars_of
 from eventpub.local.downloads import Progress
+from eventpub.local.servers import KAFKA_VERSION as VERSION
+from eventpub.local.servers import LOGGER, jars_of
 
 _CLASSES = "classes.jsa"
 _LOGGER_3 = "org.slf4j", "slf4j-reload4j", "1.7.36"

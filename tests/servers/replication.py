@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from eventpub.errors import LocalError
-from eventpub.local.databases import Database
+from eventpub.local.servers import Database
 from tests.servers.databases import another
 
 

@@ -67,6 +67,16 @@ class TestJournals:
             list(journals.changes(0, 1, 3))
         assert missing.value.code == "state.journal_missing"
 
+    def test_a_head_may_be_longer_than_what_is_read_at_first(self, tmp_path: Path) -> None:
+        journals = Journals(Place(str(tmp_path)), "q")
+        report = Report(0, buckets={n: n for n in range(50_000)})
+        assert journals.create(1, 0, Journal(report, KEYS.empty_table(), {b"k": b"v"}))
+        head, whole = journals.head(1, 0), journals.read(1, 0)
+        assert head is not None
+        assert whole is not None
+        assert head["report"] == whole.report == report
+        assert head["digest"] == whole.digest
+
     @pytest.mark.parametrize("data", [b"", b"1234567", b"\x05" + bytes(7) + b"nojso", b"x" * 100])
     def test_one_that_cannot_be_read_is_named(self, tmp_path: Path, data: bytes) -> None:
         place = Place(str(tmp_path))

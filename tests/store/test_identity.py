@@ -13,7 +13,7 @@ from eventpub.config import Columns, Store
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import EventStore, Layout, statements
 from eventpub.sources.mysql.connection import connect_for_reading, run
-from eventpub.sources.mysql.identity import joined, split
+from eventpub.sources.mysql.values import joined, split
 from tests.conftest import FreshDatabase
 from tests.store.plans import explain
 from tests.store.tables import SECOND, backtrack, keys, read, utc

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventpub.errors import StoreError
-from eventpub.sources.mysql.zones import Zone, fixed_zone, named_zone
+from eventpub.sources.mysql.values import Zone, fixed_zone, named_zone
 from tests.store.tables import SECOND, utc
 
 HOUR = 3600 * SECOND

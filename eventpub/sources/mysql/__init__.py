@@ -1,10 +1,4 @@
-"""MySQL and MariaDB: every SQL statement of eventpub is in this package.
-
-It knows nothing of Kafka, Spark or the index. `EventStore` is the `Source`: it finds out what the
-event table looks like (`discover`) and reads it. `Watermark` follows open transactions, `append`
-helps applications to write. Tasks need no more, so the rest is imported from its modules:
-`migrating` makes the table, `proposing` finds it, and `checking` says what is wrong with it.
-"""
+"""MySQL and MariaDB: every SQL statement of eventpub is in this package."""
 
 from __future__ import annotations
 

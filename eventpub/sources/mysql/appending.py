@@ -1,8 +1,4 @@
-"""Appending events to the event table, inside the caller's own transaction.
-
-Optional help for writers: eventpub reads any table that keeps the rules, whoever wrote it. Nothing
-here commits or rolls back.
-"""
+"""Appending events to the event table, inside the caller's own transaction."""
 
 # ruff: noqa: S608 (names come through `_quote`)
 
@@ -24,7 +20,7 @@ _DUPLICATE = 1062
 
 @dataclass(frozen=True)
 class NewEvent:
-    """An event that is to be appended.
+    """An event to append.
 
     Args:
         event_type: published as ``ce_type``.
@@ -50,10 +46,9 @@ def append(  # noqa: PLR0913 (options, by keyword)
     """Appends events to an aggregate whose last version is `expected_version`.
 
     Args:
-        connection: of SQLAlchemy (`Connection` or `Session`) or PyMySQL; its transaction is the
-            caller's to commit or to roll back.
-        expected_version: the aggregate's last version as the caller knows it;
-            ``first_version − 1`` (so 0) for a new aggregate.
+        connection: of SQLAlchemy (`Connection` or `Session`) or PyMySQL, in a transaction that the
+            caller commits or rolls back.
+        expected_version: ``first_version − 1`` (so 0) for a new aggregate.
         columns: the table's names of the columns that differ, as in ``[store.columns]``.
         first_version: the first version of an aggregate, as in ``[store]``.
 
@@ -62,9 +57,8 @@ def append(  # noqa: PLR0913 (options, by keyword)
 
     Raises:
         ValueError: the table's identity is several columns.
-        VersionConflict: the last version is another one: another writer was faster, or a hole
-            would be made. Nothing has been written; end the transaction, which may hold a lock
-            beside the aggregate's last row.
+        VersionConflict: the last version is another one. Nothing was written; end the
+            transaction, which may hold a lock.
     """
     names = Columns(**(columns or {}))
     if len(names.aggregate_id) > 1:

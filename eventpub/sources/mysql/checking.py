@@ -33,35 +33,30 @@ from eventpub.sources.mysql.layout import (
     identity,
     key_index,
     layout_of,
-    not_null,
     roles_of,
     set_identity,
 )
 from eventpub.sources.mysql.statements import micros
 from eventpub.sources.mysql.table import SAMPLE, EventTable, Roles, Versions, read_table
-from eventpub.sources.mysql.zones import writers_zone
+from eventpub.sources.mysql.values import writers_zone
 from eventpub.terminal import counted
 
 _ACCESS_DENIED = 1227
+_PREPARED = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = 0"
 _CLOCK_TOLERANCE = 60_000_000
 _HOST_BEHIND = 600
-"""Seconds; see `eventpub.sink.batch.AHEAD_OF_CLOCK`."""
 _LONG_AGO = 300_000_000
 _SAMPLES = 4
 _BETWEEN_SAMPLES = 0.4
-_YEAR = 365 * 86_400_000_000
 _FEW_ROWS = 1_000
 _NEWEST = 100_000
-"""Rows of which it is said how many have no identity."""
 
 _Finding: TypeAlias = tuple[Any, ...]
-"""A check's status, message, and suggestion, if there is any."""
+"""Status, message, and a suggestion if there is one."""
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """A table that can be read."""
-
     config: Store
     table: EventTable
     roles: Roles
@@ -121,7 +116,6 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
 
 
 def _account(connection: Connection) -> str:
-    """The account of a connection, as GRANT takes it."""
     user, _, host = str(run(connection, "SELECT CURRENT_USER()")[0][0]).rpartition("@")
     return f"'{user}'@'{host}'"
 
@@ -135,35 +129,28 @@ def _server(config: Store, connection: Connection, former_server: str | None) ->
     except StoreError as error:
         return Check.wrong(name, error)
     if found.is_replica(config):
-        said = f"{said}; not guaranteed: {server.UNGUARDED}"
-        return Check(name, "warn", said, "name the primary")
-    if former_server is not None and former_server != found.identity:
-        said += (
-            f", but {former_server} was read last: events that were rewritten under published"
-            " versions become dead letters"
-        )
-        return Check(name, "warn", said, "eventpub verify")
-    if config.takes_all_writes:
-        return Check(name, "ok", f"{said}; takes all writes, as store.takes_all_writes says")
-    if not found.source_is_visible:
+        said, fix = f"{said}; not guaranteed: {server.UNGUARDED}", "name the primary"
+    elif former_server is not None and former_server != found.identity:
+        said += f", but {former_server} was read last: rewritten versions become dead letters"
+        fix = "eventpub verify"
+    elif config.takes_all_writes or found.source_is_visible:
+        return Check(name, "ok", said + "; takes all writes" * config.takes_all_writes)
+    else:
         grant = "SLAVE MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
         said += "; this account cannot see whether it is a replica, which must not be read"
-        return Check(name, "warn", said, f"GRANT {grant} ON *.* TO {_account(connection)}")
-    return Check(name, "ok", f"{said}, no replica")
+        fix = f"GRANT {grant} ON *.* TO {_account(connection)}"
+    return Check(name, "warn", said, fix)
 
 
 def _slices(subject: _Subject) -> _Finding:
     added = additions(subject.table, subject.roles, with_slice=True)
-    if added:
-        return (
-            "ok",
-            "none: works, but each shard reads the other shards' rows too. Adding it copies the"
-            " table while writers wait",
-            f"eventpub migrate, or: {subject.table.alter(added)}",
-        )
-    if subject.layout.slice:
+    if subject.layout.slice and not added:
         return "ok", "each shard reads its own rows from the index"
-    return "ok", "none, since only a key of one text column can have one: shards read all rows"
+    said = "each shard reads the other shards' rows, too"
+    if not added:
+        return "ok", f"none, since only a key of one text column can have one: {said}"
+    fix = f"eventpub migrate, or: {subject.table.alter(added)}"
+    return "ok", f"none: {said}. Adding it copies the table while writers wait", fix
 
 
 def _identity(subject: _Subject) -> _Finding:
@@ -177,8 +164,8 @@ def _identity(subject: _Subject) -> _Finding:
         return (
             "warn",
             f"collation {part.collation} treats ids as equal that differ only in {ignored}, so the"
-            f" database refuses one {part.name.strip('`')} beside another that differs so; eventpub"
-            " publishes each row under its exact bytes, as an aggregate of its own",
+            f" database refuses one {part.name.strip('`')} beside the other; eventpub tells them"
+            " apart by their bytes",
             f"give the column the collation utf8mb4_{bytewise}, or let writers use one spelling",
         )
     collations = ", ".join(dict.fromkeys(part.collation for part in parts))
@@ -196,11 +183,8 @@ def _not_unique(subject: _Subject) -> _Finding:
     added, why = key_index(table, roles.key)
     if not why:
         return "warn", said, table.alter([added])
-    said += f"; no unique key is possible: {why}"
-    if table.repeated(roles.key):
-        rows = statements.repeated(subject.layout)
-        return "warn", said, f"find the row with the wrong key: {rows}"
-    return "warn", said, "make sure that writers write a version once"
+    rows = f"correct the repeated rows: {statements.repeated(subject.layout)}"
+    return "warn", f"{said}; no unique key is possible: {why}", rows
 
 
 def _nulls(subject: _Subject) -> _Finding:
@@ -211,9 +195,8 @@ def _nulls(subject: _Subject) -> _Finding:
         said = "at least " * (never_read == _FEW_ROWS) + counted(never_read, "row has", "rows have")
         return (
             "warn",
-            f"{said} no create_time, a zero date, or one before 1970: never published; and the"
-            " publisher stops where a later version of the same aggregate follows one without a"
-            " time",
+            f"{said} no create_time, a zero date, or one before 1970: never published, and the"
+            " publisher stops where a later version of the aggregate follows",
             f"set {time} of these rows to the current time, and make it NOT NULL",
         )
     allowed = [name for name in (*subject.roles.key, time) if table.columns[name].nullable]
@@ -223,14 +206,12 @@ def _nulls(subject: _Subject) -> _Finding:
     rows = f"{counted(nameless, 'row')} of the newest {_NEWEST:,} without aggregate_id or version"
     if layout.skips_nulls:
         return "ok", f"{rows}; store.without_identity skips them"
-    said, ways = f"{', '.join(allowed)} may be NULL: a row without create_time is never read", []
-    # a generated column is what its expression is
-    if not nameless and not any(table.columns[column].generated_as for column in allowed):
-        ways.append(not_null(table, allowed))
+    said = f"{', '.join(allowed)} may be NULL: a row without create_time is never read"
+    fix = f"make {', '.join(allowed)} NOT NULL"
     if allowed != [time]:
         said += f", one without aggregate_id or version stops the publisher ({rows})"
-        ways.append('set store.without_identity = "skip" if such rows are not events')
-    return "warn", said, "; or ".join(ways) or f"make {time} NOT NULL"
+        fix += ', or set store.without_identity = "skip" if such rows are not events'
+    return "warn", said, fix
 
 
 def _versions(subject: _Subject, found: Versions) -> _Finding:
@@ -239,21 +220,15 @@ def _versions(subject: _Subject, found: Versions) -> _Finding:
         return (
             "wrong",
             f"{version} numbers the rows of the table, not the events of an aggregate: each event"
-            " would wait for versions that never come, until they are skipped",
-            "map a column that increases by one within the aggregate: version in [store.columns];"
-            " a table without one cannot be published",
+            " would wait for versions that never come",
+            "map a column that increases by one within the aggregate: version in [store.columns]",
         )
-    if found.with_holes * 2 > found.with_several:
-        return (
-            "warn",
-            f"{found.with_holes} of {counted(found.with_several, 'aggregate')} with several events"
-            " lack versions in between: each waits until its gap is skipped (gaps.max_backoff)",
-            f"check that every writer increments {version} by one within an aggregate",
-        )
-    if found.with_holes:
-        many = counted(found.with_several, "aggregate")
-        return "ok", f"consecutive, except in {found.with_holes} of {many} with several events"
-    return "ok", "consecutive within each aggregate"
+    many = counted(found.with_several, "aggregate")
+    said = f"{found.with_holes} of {many} with several events lack versions in between"
+    if found.with_holes * 2 <= found.with_several:
+        return "ok", said
+    said += ": each waits until its gap is skipped (gaps.max_backoff)"
+    return "warn", said, f"check that every writer increments {version} within an aggregate by one"
 
 
 def _first_versions(first: int, lowest: Sequence[int]) -> _Finding:
@@ -268,8 +243,8 @@ def _first_versions(first: int, lowest: Sequence[int]) -> _Finding:
     if above * 2 <= len(lowest):
         return "ok", f"aggregates begin with version {first}"
     said = (
-        f"{above} of {len(lowest)} aggregates begin above version {first}: each waits for what is"
-        " below until its gap is skipped (gaps.max_backoff), unless that is before read.start"
+        f"{above} of {len(lowest)} aggregates begin above version {first}: each waits until its gap"
+        " is skipped (gaps.max_backoff), unless it begins before read.start"
     )
     if first == 0 and lowest.count(1) * 2 > above:
         return "warn", said, "set store.first_version = 1"
@@ -284,12 +259,10 @@ def _create_time(subject: _Subject) -> _Finding:
         return "ok", f"{column.full_type}, set by the database"
     else:
         said = (
-            "not set by the database: an event whose writer's clock is behind by more than "
-            "read.delay is found late, by a gap or a recount (a default helps where writers leave"
-            " the column out)"
+            "not set by the database: an event whose writer's clock is behind by more than"
+            " read.delay is found late, by a gap or a recount"
         )
-    fix = None if column.generated_as else not_null(subject.table, [column.name])
-    return "warn", said, fix
+    return "warn", said, f"let {column.name} default to the current time, and never change"
 
 
 def _insertion_order(subject: _Subject) -> _Finding | None:
@@ -312,17 +285,23 @@ def _open_transactions(subject: _Subject) -> _Finding:
     if table.engine.lower() != "innodb":
         return (
             "warn",
-            f"no account can see those of {table.engine}: {skipped}, and what is committed later"
-            " than recount.horizon after it was created may be lost",
+            f"no account can see those of {table.engine}: {skipped}",
             table.alter(["ENGINE = InnoDB"]),
         )
     try:
-        run(connection, "SELECT COUNT(*) FROM information_schema.innodb_trx")
+        [(prepared,)] = run(connection, _PREPARED)
     except Exception as error:
         if error_number(error) != _ACCESS_DENIED:
             raise
         grant = f"GRANT PROCESS ON *.* TO {_account(connection)}"
         return "warn", f"this account cannot see them, so {skipped}", grant
+    if prepared:
+        return (
+            "warn",
+            f"{counted(int(prepared), 'prepared XA transaction')} without a session: no gap is"
+            " skipped while there is one",
+            "XA RECOVER shows them; if they were forgotten: XA COMMIT or XA ROLLBACK",
+        )
     return "ok", "visible to this account"
 
 
@@ -341,14 +320,12 @@ def _time_zone(subject: _Subject) -> Check:
     name, layout = "event store: time zone", subject.layout
     zone = layout.zone
     [(now, newest)] = run(subject.table.connection, statements.now_and_newest_time(layout))
+    writers = writers_zone(zone.name if zone else None)
     said = "TIMESTAMP: the time zone does not matter as long as the database sets the value"
     if zone:
         hours, minutes = divmod(abs(zone.local(now) - now) // 60_000_000, 60)
         sign = "-" if zone.local(now) < now else "+"
         said = f"DATETIME in {zone.name}, now UTC{sign}{hours:02d}:{minutes:02d}"
-        if zone.backward_changes(now, now + _YEAR):
-            said += "; in the hour that is repeated once a year, times may be off by an hour"
-    name_of_zone = zone.name if zone else None
     created = layout.instant(micros(newest)) if isinstance(newest, datetime) else 0
     if created - now > _CLOCK_TOLERANCE:
         return Check(
@@ -356,15 +333,14 @@ def _time_zone(subject: _Subject) -> Check:
             "warn",
             f"{said}; but the newest event has a create_time in the future, {format_time(created)}:"
             " it is published then, or earlier if a later version of its aggregate points to it",
-            writers_zone(name_of_zone),
+            writers,
             "store.rows_in_future",
         )
     if created:
         said += f"; the newest event was created {max(0, now - created) / 1e6:.0f} s ago"
-    past, oldest = 0, 0
     default = subject.table.columns[subject.roles.names["create_time"]].default
-    is_set_by_writers = zone is not None or not NOW.search(default)
-    if is_set_by_writers and layout.id_index is not None:
+    past, oldest = 0, 0
+    if layout.id_index and (zone or not NOW.search(default)):
         with EventStore(subject.config, layout) as store:
             past, oldest = _old_times(store)
     if not past:
@@ -374,13 +350,13 @@ def _time_zone(subject: _Subject) -> Check:
         "wrong" if past > 2 else "warn",
         f"{said}; new rows arrive with create_times up to {oldest / 1e6:.0f} s old, behind what the"
         " publisher has read",
-        writers_zone(name_of_zone),
+        writers,
         "store.rows_in_past",
     )
 
 
 def _old_times(store: EventStore) -> tuple[int, int]:
-    """In how many samples new rows say that they were created long ago, and how long, µs."""
+    """In how many samples new rows claim to be old, and the highest age, µs."""
     highest = max((row.id for row in store.newest(1)), default=0)
     past, oldest = 0, 0
     for _ in range(_SAMPLES):

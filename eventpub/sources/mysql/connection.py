@@ -42,7 +42,6 @@ READ_TIMEOUT = 30
 """Seconds without a byte from the server after which it counts as gone."""
 
 _NO_LIMIT = 2**64 - 1
-"""Of `sql_select_limit`; its DEFAULT in a session is what the server's is set to."""
 
 _ANSWER_SECONDS = 1.0
 _KEEPALIVE = {
@@ -55,7 +54,7 @@ _KEEPALIVE = {
 
 
 def connect_arguments(config: Store) -> dict[str, Any]:
-    """The arguments for `pymysql.connect` that `[store]` asks for, password included.
+    """The arguments for `pymysql.connect`, password included.
 
     Raises:
         ConfigError: config.store_url or config.password_file.
@@ -109,11 +108,7 @@ def display_name(config: Store) -> str:
 
 
 class _Connection(pymysql.connections.Connection):
-    """PyMySQL's, but TLS is prepared once per process instead of for each connection.
-
-    Python's default context loads the system's authorities, 38 ms each time, even where nothing is
-    verified by them; a task of 100 ms makes several connections.
-    """
+    """With one TLS context per process: loading the system's authorities takes 38 ms."""
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
         paths = [Path(sslp[name]) for name in ("ca", "cert", "key") if sslp.get(name)]
@@ -136,7 +131,7 @@ _tls: dict[str, ssl.SSLContext] = {}
 
 
 def connect(config: Store) -> Connection:
-    """A connection with autocommit and the server's own session defaults.
+    """A connection with autocommit and the server's session defaults.
 
     Raises:
         StoreError: store.unreachable, store.auth_failed, store.database_missing, …
@@ -144,7 +139,7 @@ def connect(config: Store) -> Connection:
     """
     arguments = connect_arguments(config)
     read_timeout = arguments["read_timeout"]
-    # A server that accepts but never greets must be noticed as soon as one that refuses.
+    # a server that accepts but never greets
     greeting = min(read_timeout, arguments["connect_timeout"])
     arguments |= {"autocommit": True, "read_timeout": greeting}
     place = display_name(config)
@@ -161,12 +156,11 @@ def connect(config: Store) -> Connection:
 
 
 _encrypted: set[str] = set()
-"""Places on this machine that take no connection without TLS."""
+"""Local servers that refuse connections without TLS."""
 
 
 def _open(place: str, arguments: Mapping[str, Any]) -> Connection:
-    """Without TLS where the server is on this machine, accepts that, and nothing is said about it:
-    encrypted, a row costs half as much again, for bytes that never leave the machine."""
+    """Without TLS to a server on this machine, if it allows that: it makes rows a third cheaper."""
     is_local = "unix_socket" in arguments or arguments["host"] in _LOOPBACK
     if not is_local or place in _encrypted or any(key.startswith("ssl_") for key in arguments):
         return _Connection(**arguments)
@@ -181,7 +175,7 @@ def _open(place: str, arguments: Mapping[str, Any]) -> Connection:
 
 
 def is_alive(connection: Connection) -> bool:
-    """Whether the server answers; a connection that a NAT has dropped gives no error."""
+    """Whether the server answers; a connection dropped by a NAT gives no error."""
     patience = connection._read_timeout  # type: ignore[attr-defined]
     connection._read_timeout = _ANSWER_SECONDS  # type: ignore[attr-defined]
     try:
@@ -194,12 +188,11 @@ def is_alive(connection: Connection) -> bool:
 
 
 def connect_for_reading(config: Store) -> Connection:
-    """A connection whose session is READ COMMITTED, read only, in UTC, and may take its time.
+    """A connection whose session is READ COMMITTED, read only, in UTC.
 
-    `net_write_timeout` bounds how long the server waits for us while we stream: a consumer that is
-    waiting for its broker must not lose the rest of its window. `lock_wait_timeout`, for how long a
-    statement waits for one that alters the table: it is over before we give the connection up, or
-    each one that was given up would take one of the server's connections until it is its turn.
+    `net_write_timeout`: a consumer that waits for its broker must not lose the rest of its window.
+    `lock_wait_timeout`: a statement that waits for an ALTER TABLE must end before we give up the
+    connection, or each such connection would stay open on the server.
     """
     connection = connect(config)
     patience = max(1, int(0.8 * connection._read_timeout))  # type: ignore[attr-defined]
@@ -219,14 +212,14 @@ def is_mariadb(connection: Connection) -> bool:
 
 
 def run(connection: Connection, sql: str) -> list[tuple[Any, ...]]:
-    """All rows of one statement, taken as it is: no placeholder or percent sign is special."""
+    """All rows of one statement, without placeholders."""
     with connection.cursor() as cursor:
         cursor.execute(sql)
         return list(cursor.fetchall())
 
 
 def run_named(connection: Connection, sql: str) -> list[dict[str, Any]]:
-    """As `run`, for what a server says of itself: by the columns' names in lower case, as text."""
+    """As `run`; rows as text, by the columns' names in lower case."""
     with connection.cursor() as cursor:
         cursor.execute(sql)
         names = [str(column[0]).lower() for column in cursor.description or ()]
@@ -269,7 +262,7 @@ def _url_error(what: str) -> ConfigError:
 
 @contextmanager
 def mapped(where: str | None = None) -> Iterator[None]:
-    """Raises the libraries' errors of its body as `StoreError`, and leaves all others alone."""
+    """Raises database errors of its body as `StoreError`."""
     try:
         yield
     except (pymysql.err.MySQLError, OSError, RuntimeError) as error:
@@ -281,13 +274,12 @@ def mapped(where: str | None = None) -> Iterator[None]:
 
 
 def error_number(error: BaseException) -> int | None:
-    """The server's (or the client library's) number of an error, as the manual lists it."""
+    """The number of a MySQL error, of the server or the client."""
     error = getattr(error, "orig", None) or error  # SQLAlchemy's around PyMySQL's
     return next((number for number in error.args[:1] if isinstance(number, int)), None)
 
 
 def store_error(error: BaseException, where: str | None = None) -> StoreError:
-    """The `StoreError` of a library's error: code, retriable or not, how to fix it."""
     error = getattr(error, "orig", None) or error  # SQLAlchemy's around PyMySQL's
     text = str(error) or type(error).__name__
     if len(error.args) > 1 and not isinstance(error, OSError):
@@ -320,7 +312,7 @@ def _found(pattern: str, known: str) -> bool:
 
 
 def _grant(text: str) -> str | None:
-    """The statement that grants what a server's refusal says is missing, where it says enough."""
+    """The GRANT for a refusal that names the user and the table or database."""
     user = re.search(r"user '([^']*)'", text)
     command = re.search(r"\b([A-Z][A-Z, ]*) command denied", text)
     table = re.search(r"table ((?:['`][^'`]+['`]\.)?['`][^'`]+['`])", text)
@@ -336,7 +328,7 @@ def _grant(text: str) -> str | None:
 
 
 def _is_about_tls(error: BaseException, known: str) -> bool:
-    """Whether TLS itself is refused, by either side; not that a connection broke off within it."""
+    """Whether either side refused TLS itself, rather than the connection breaking off."""
     cause = getattr(error, "original_exception", None) or error.__context__ or error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return True

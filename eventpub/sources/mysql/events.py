@@ -1,8 +1,4 @@
-"""The event table as a `Source`: how far it may be read, windows of it, and single versions.
-
-Each call is one statement of its own (or several that do not depend on one another's view), under
-READ COMMITTED.
-"""
+"""The event table as a `Source`; each call is its own statement, under READ COMMITTED."""
 
 from __future__ import annotations
 
@@ -37,23 +33,22 @@ from eventpub.sources.mysql.table import read_table
 _BATCH_ROWS = 10_000
 _BATCH_BYTES = 4 << 20
 _PORTION_ROWS = 100_000
-"""Rows that one statement brings at most, about; of an answer that has only keys, in one block."""
+"""Most rows of one statement, about; and of a block of keys."""
 _PORTION_BYTES = 16 << 20
 _LONG = 10_000_000
-"""µs of a window from which on it is read in portions, which costs a question each."""
+"""µs; longer windows are read in portions."""
 _UNIONS_PER_STATEMENT = 100
 _RANGES_PER_STATEMENT = 500
 _MOST_NEVER_READ = 1_000
 _MOST_AHEAD = 10_000
-"""Rows of the future that are counted."""
 
 
 class EventStore(Source):
-    """The event table, over connections of its own that are made when needed."""
+    """The event table; connections are made when needed."""
 
     @staticmethod
     def discover(config: Store) -> Layout:
-        """What the event table looks like.
+        """The table's layout.
 
         Raises:
             StoreError: it cannot be reached, or is not a table that can be published.
@@ -95,7 +90,6 @@ class EventStore(Source):
     def _blocks(
         self, sql: str, rows: int | None = None, size: int = _BATCH_BYTES
     ) -> Iterator[Columns]:
-        """As `stream`; one that is left before its end closes its connection."""
         with self._pool.connection() as connection:
             yield from stream(connection, sql, rows=rows or _BATCH_ROWS, size=size)
 
@@ -137,7 +131,7 @@ class EventStore(Source):
         return boundary if unit == 1 else boundary // unit * unit - unit
 
     def _page_end(self, after: int, upto: int, rows: int | None) -> int | None:
-        """When the last row of a page was created; None where there are fewer rows."""
+        """`create_time` of the page's last row; None if there are fewer rows."""
         values = statements.local_range(self._layout, after, upto)
         if rows is None or values is None:
             return None
@@ -183,10 +177,9 @@ class EventStore(Source):
     ) -> Generator[pa.RecordBatch, None, None]:
         """See `Source.window`.
 
-        No statement is open while a batch is worked on: until its end it would keep whoever alters
-        the table waiting, and with it every writer queued after it. And however few rows of a long
-        window are the shard's, each is one of about 100,000 rows: without a row for
-        `connection.READ_TIMEOUT` the server would count as gone, again and again.
+        No statement stays open while a batch is processed: it would block an ALTER TABLE, and every
+        writer behind that. A long window is read in portions of all shards' rows: without a row for
+        `connection.READ_TIMEOUT` the server would count as gone.
         """
         is_long = shard is not None and shard.shards > 1 and upto - after > _LONG and not is_page
         for end in self._portions(after, upto, by_rows=is_long):
@@ -199,7 +192,7 @@ class EventStore(Source):
                 after = upto_here
 
     def _moment(self, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
-        """As `window`, of one moment that has more rows than a portion: by their keys."""
+        """As `window`, of one moment with more rows than a portion: by their keys."""
         # of a repeated local time, rows by key have the first instant
         at_key = self._layout.instant(self._layout.clock.local(upto))
         times = EVENTS.field("create_time")
@@ -214,8 +207,7 @@ class EventStore(Source):
                     yield from rows.set_column(5, times, here).to_batches()
 
     def _portions(self, after: int, upto: int, *, by_rows: bool) -> Iterator[int]:
-        """Where the portions of a window end: where the clocks go back, and after each
-        `_PORTION_ROWS` rows of all shards, about."""
+        """Ends of a window's portions: clock changes, and each `_PORTION_ROWS` rows."""
         while after < upto:
             end = min(self._layout.clock.next_backward_change(after + 2) - 1, upto)
             rows_end = self._page_end(after, end, _PORTION_ROWS) if by_rows else None
@@ -326,7 +318,6 @@ class EventStore(Source):
 
 
 def altered_table(layout: Layout) -> StoreError:
-    """The event table is not what it was."""
     return StoreError(
         "store.table_altered",
         "the event table was altered; its layout was read again",
@@ -337,7 +328,7 @@ def altered_table(layout: Layout) -> StoreError:
 
 
 def _without_moment(last: int, batches: list[pa.RecordBatch]) -> Page:
-    """A page without the rows of the time that was read last, which may have more."""
+    """A page without the rows of its last time, which may have more."""
     kept = []
     for batch in batches:
         times = batch.column("create_time").to_numpy()
@@ -356,11 +347,12 @@ def _events_of(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, int]]:
 def _unread(
     ranges: Sequence[VersionRange], read: Mapping[str, int], *, repeats: bool
 ) -> list[VersionRange]:
-    """What of some ranges is not known to be read, from the last version read of each aggregate.
+    """What of some ranges may not have been read.
 
-    Versions after the last one read count as unread, even if they do not exist: only the end of
-    the answer would show that. So does the last one where a version may have more rows, unless it
-    is all that was read.
+    Args:
+        read: the last version read of each aggregate; later ones count as unread.
+        repeats: a version may have several rows: the last one read counts as unread, unless it is
+            all that was read.
     """
     rest = []
     for r in ranges:

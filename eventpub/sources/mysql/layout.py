@@ -1,12 +1,8 @@
-"""What the event table looks like, and what it lacks to be published.
+"""How the event table is read, and what it lacks to be published.
 
-The layout is found out once, then carried to every task as a plain value. What the publisher cannot
-work without is an error that names the statement which fixes it; what merely should be better is
-for `checks`.
-
-Statements are made for that very table, so that the server takes them: no unique key over rows that
-repeat one, none that leaves out a column by which the table is partitioned, none longer than an
-index may be, no second AUTO_INCREMENT, no name that is taken.
+The layout is found once and carried to every task as a plain value. Statements that change a table
+are made for that very table: no unique key over rows that repeat one or that leaves out a column by
+which it is partitioned, no index longer than allowed, no name that is taken.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ import numpy.typing as npt
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.sources.mysql.identity import Identity
 from eventpub.sources.mysql.table import (
     BESIDE_ID,
     INTEGERS,
@@ -39,36 +34,30 @@ from eventpub.sources.mysql.table import (
     plain,
     quote,
 )
-from eventpub.sources.mysql.zones import UTC, Zone, zone_of
+from eventpub.sources.mysql.values import UTC, Identity, Zone, zone_of
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 NOW = re.compile(r"current_timestamp|utc_timestamp|sysdate|localtime|\bnow\b")
 """In the default of a column that the database sets to the time of the statement."""
 _PREFIX = 191
-"""Characters of a longer text that are indexed: as many as fit into any index."""
+"""Characters of a longer text that fit into any index."""
 _OPTIONAL = {("id", "id"), ("metadata", "metadata")}
-"""Columns that need not be there, unless they are named otherwise than by default."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The event table as discovered. Names are quoted identifiers, ready for a statement.
+    """The event table as discovered. Names are quoted identifiers.
 
     Args:
-        id: the ascending number; None where there is none, or no index of it.
-        identity: the columns that say which aggregate a row belongs to.
-        time_index: an index that begins with `create_time`.
-        key_index: an index that begins with the identity's columns and `version`, in any order.
-        key_columns: these columns, in its order.
-        key_is_unique: whether the table itself refuses a second row of one version.
-        unit: µs between two values that `create_time` can tell apart.
-        zone: rules of the local time that a DATETIME holds; None for a TIMESTAMP.
+        id: an indexed column of ascending numbers.
+        key_index: begins with the identity's columns and `version`, in any order: `key_columns`.
+        key_is_unique: the table refuses a second row of one version.
+        unit: precision of `create_time`, µs.
+        zone: of the local time that a DATETIME holds; None for a TIMESTAMP.
         slice: a generated column with ``CRC32(aggregate_id) % 1024``.
-        id_is_nullable: whether a column of the identity may hold NULL.
-        skips_nulls: whether rows without an identity or a version are passed over, and there may
-            be any.
-        times_last: whether a row keeps its `create_time` when it is updated.
-        id_index: an index that begins with `id`.
+        id_is_nullable: a column of the identity may hold NULL.
+        skips_nulls: rows without an identity or a version, if any, are passed over.
+        times_last: an updated row keeps its `create_time`.
     """
 
     table: str
@@ -106,7 +95,7 @@ class Layout:
 
     @property
     def read_as(self) -> str:
-        """How `create_time` is read: what changes it gives a row another time."""
+        """How `create_time` is read; of the zone SYSTEM the rules may change."""
         zone = self.zone
         if zone is None:
             return f"UTC/{self.unit}"
@@ -116,12 +105,10 @@ class Layout:
 
     @property
     def sampled_by(self) -> str:
-        """The column by which rows are sampled for those that have come last."""
         return self.id or self.create_time
 
     @property
     def clock(self) -> Zone:
-        """The clock that `create_time` is read by; that of a TIMESTAMP shows UTC."""
         return self.zone or UTC
 
     def instants(
@@ -135,12 +122,12 @@ class Layout:
 
     @property
     def repeated(self) -> tuple[tuple[int, int], ...]:
-        """From when on local times are lived again, and by how much the clocks went back, µs."""
+        """When the clocks go back (local, µs), and by how much."""
         return tuple(self.clock.repeated)
 
 
 def layout_of(config: Store, table: EventTable) -> Layout:
-    """What a table looks like that the configuration names.
+    """The layout of the configured table.
 
     Raises:
         StoreError: store.is_view, store.column_missing, store.column_type, store.index_missing,
@@ -179,7 +166,7 @@ def layout_of(config: Store, table: EventTable) -> Layout:
 
 
 def _number(table: EventTable, named: str | None) -> tuple[str | None, str | None]:
-    """The column of ascending numbers, as named or AUTO_INCREMENT, and an index of it."""
+    """The configured or AUTO_INCREMENT column of ascending numbers, and an index on it."""
     firsts = {index.columns[0]: index.name for index in reversed(table.indexes)}
     numbers = [c for c in table.columns.values() if c.type in INTEGERS and c.name in firsts]
     found = [c.name for c in numbers if c.name == named]
@@ -188,7 +175,7 @@ def _number(table: EventTable, named: str | None) -> tuple[str | None, str | Non
 
 
 def roles_of(config: Store, table: EventTable) -> Roles:
-    """Which of the table's columns the configuration names for what, of types that can be read.
+    """Which columns are configured for what.
 
     Raises:
         StoreError: store.is_view, store.column_missing, store.column_type
@@ -232,11 +219,7 @@ def roles_of(config: Store, table: EventTable) -> Roles:
 
 
 def _find_indexes(table: EventTable, roles: Roles) -> tuple[TableIndex, TableIndex]:
-    """The indexes for windows and for lookups by key.
-
-    Raises:
-        StoreError: store.index_missing, with the statement that adds it
-    """
+    """The indexes for windows and for lookups by key."""
     key, create_time, version = roles.key, roles.names["create_time"], roles.names["version"]
     slice_column = table.slice_of(roles.parts)
     by_time = [index for index in table.indexes if index.columns[0] == create_time]
@@ -257,11 +240,7 @@ def _find_indexes(table: EventTable, roles: Roles) -> tuple[TableIndex, TableInd
 
 
 def suggestion(table: EventTable, roles: Roles) -> str | None:
-    """What gives the table the columns and indexes that it lacks; None: nothing does.
-
-    Args:
-        roles: as configured; columns may be missing, or of a type that cannot be read.
-    """
+    """What gives the table the columns and indexes that it lacks; None if nothing does."""
     if (wider := identity(table, roles)) != roles.parts:
         return set_identity(wider)
     columns, names, addable = table.columns, {**roles.names}, {*table.framework.add}
@@ -282,11 +261,11 @@ def suggestion(table: EventTable, roles: Roles) -> str | None:
 
 
 def additions(table: EventTable, roles: Roles, *, with_slice: bool = False) -> list[str]:
-    """What ALTER TABLE is to add so that the table can be published.
+    """The clauses of the ALTER TABLE that makes the table publishable.
 
     Args:
-        roles: some columns may be there only after the statement.
-        with_slice: also a slice column, where the identity is one column of text.
+        roles: some columns may only be there after the statement.
+        with_slice: add a slice column, too, where the identity is one text column.
     """
     create_time, key = roles.names["create_time"], roles.key
     wanted, by_time = {*roles.parts, *roles.names.values()}, [create_time]
@@ -309,19 +288,17 @@ def additions(table: EventTable, roles: Roles, *, with_slice: bool = False) -> l
 
 
 def slice_type(aggregate_id: str) -> str:
-    """The definition of a slice column."""
     return f"SMALLINT UNSIGNED GENERATED ALWAYS AS (CRC32({aggregate_id}) % {SLICES}) STORED"
 
 
 def add_number(table: EventTable) -> str:
-    """The statement that adds an indexed column of ascending numbers."""
     name = quote(free_name("seq", table.columns))
     column = f"ADD COLUMN {name} BIGINT NOT NULL AUTO_INCREMENT INVISIBLE"
     return table.alter([column, f"ADD INDEX ({name})"])
 
 
 def key_index(table: EventTable, key: Sequence[str]) -> tuple[str, str]:
-    """What adds an index for lookups, and why it is not a unique one ("": it is)."""
+    """The clause that adds an index for lookups, and why it is not unique ("": it is)."""
     columns = listed(key)
     if (longest := sum(map(table.octets, key))) > table.longest_key:
         columns = ", ".join(
@@ -338,10 +315,7 @@ def key_index(table: EventTable, key: Sequence[str]) -> tuple[str, str]:
 
 
 def identity(table: EventTable, roles: Roles) -> tuple[str, ...]:
-    """The columns that are the identity, where rows with one id and version belong to several.
-
-    By a unique key, or by what rows there are; as given where neither says more.
-    """
+    """The columns of the identity, widened where rows of one id and version belong to several."""
     parts, key = roles.parts, roles.key
     others = beside(table, key)
     if others and all(table.columns[name].is_one_of(OF_KEY) for name in others):
@@ -353,8 +327,7 @@ def identity(table: EventTable, roles: Roles) -> tuple[str, ...]:
 
 
 def beside(table: EventTable, key: Sequence[str]) -> list[str]:
-    """The columns by which a unique key tells rows of one identity and version apart, if any: not
-    those that it has for other reasons, as a time, a partition, a row's own number or id."""
+    """The columns by which a unique key distinguishes rows of one identity and version."""
 
     def is_identity(name: str, of: Sequence[str]) -> bool:
         column, is_behind = table.columns[name], of.index(name) > of.index(key[-1])
@@ -368,25 +341,4 @@ def beside(table: EventTable, key: Sequence[str]) -> list[str]:
 
 
 def set_identity(parts: Sequence[str]) -> str:
-    """What to change in the configuration so that these columns are the identity."""
     return f"set aggregate_id = {json.dumps(parts, ensure_ascii=False)} in [store.columns]"
-
-
-def not_null(table: EventTable, columns: Sequence[str]) -> str:
-    """The statement after which columns refuse NULL, and are what they were otherwise; but a time
-    is set by the database, and only once, where a writer does not."""
-    changes = []
-    for column in (table.columns[name] for name in columns):
-        body, default = column.full_type, ""
-        if column.type in TIMES:
-            is_utc, at = "utc_timestamp" in column.default, column.precision or ""
-            default = f"({column.default})" if is_utc else f"CURRENT_TIMESTAMP({at})"
-        elif column.default not in {"", "null"}:
-            return f"make {', '.join(columns)} NOT NULL (ALTER TABLE … MODIFY)"
-        if column.charset:
-            body += f" CHARACTER SET {column.charset} COLLATE {column.collation}"
-        body += " NOT NULL" + f" DEFAULT {default}" * bool(default)
-        if column.comment:
-            body += " COMMENT '" + column.comment.replace("\\", "\\\\").replace("'", "''") + "'"
-        changes.append(f"MODIFY {quote(column.name)} {body}")
-    return table.alter(changes)

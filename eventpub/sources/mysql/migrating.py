@@ -1,8 +1,6 @@
-"""`migrate`: brings the event table to what this version wants, by Alembic.
+"""`migrate`: creates the event table or adds what it lacks, by Alembic.
 
-The migrations are in the folder `migrations/` of the source, which a wheel carries as
-`eventpub/migrations`. Alembic's own table is `eventpub_alembic_version`: the user's application
-may well keep one of its own in the same database.
+Alembic's table is `eventpub_alembic_version`: the application may have one of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 def would_execute(config: Store) -> list[str]:
-    """What `migrate` would execute; of a database that cannot be reached, what makes the table.
+    """What `migrate` would execute; without a database, the statement that creates the table.
 
     Raises:
         StoreError: the database refused a query, or the table holds something else.
@@ -60,11 +58,8 @@ def migrate(
 ) -> list[str]:
     """Creates the event table, or adds what an existing one lacks.
 
-    A second run adds what has been dropped since, or makes the table of another configuration.
-
     Args:
-        before_altering: called with the statements before a table that exists is altered; what it
-            raises ends this, and nothing was executed.
+        before_altering: called with the statements before an existing table is altered; may raise.
 
     Returns:
         The statements that were executed, each ending in a semicolon.
@@ -119,12 +114,10 @@ def _where(config: Store) -> str:
 
 
 def missing(config: Store, connection: Connection) -> list[str]:
-    """The statements that make the event table, or add what it lacks; empty if it lacks nothing.
-
-    A table that exists keeps its columns and their types: only what is missing is added.
+    """The statements that create the event table, or add what it lacks.
 
     Raises:
-        StoreError: store.column_missing, store.column_type: that table holds something else.
+        StoreError: store.column_missing, store.column_type
     """
     try:
         table = read_table(config, connection)
@@ -138,15 +131,7 @@ def missing(config: Store, connection: Connection) -> list[str]:
 
 
 def create_table(config: Store, *, mariadb: bool) -> str:
-    """The statement that creates the event table.
-
-    Identity is by bytes: the collation tells case, accents and trailing blanks apart.
-
-    One index serves windows of every shard: on 1,000,000 events, reading a window by
-    (create_time, slice) costs MySQL 4.2 µs per event with 2 shards and 5.8 with 4; by (create_time)
-    alone, which has to fetch the other shards' rows as well, 6.4 and 12.4. Keeping both costs 21 MB
-    per 1,000,000 events and serves nothing better.
-    """
+    """The statement that creates the event table; its collation compares ids by bytes."""
     names = config.columns
     if len(names.aggregate_id) > 1:
         raise StoreError(
@@ -180,14 +165,12 @@ def create_table(config: Store, *, mariadb: bool) -> str:
 
 
 def script_location() -> Path:
-    """The folder of the migrations: inside the installed package, or beside it in the source."""
     package = Path(eventpub.__file__).parent
     inside = package / "migrations"
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
 def _upgrade(config: Store) -> None:
-    """Runs Alembic's migrations that this database has not seen."""
     alembic = Config()
     # a percent sign in a path would be taken for an interpolation
     alembic.set_main_option("script_location", str(script_location()).replace("%", "%%"))

@@ -12,7 +12,6 @@ from typing import Any
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 _EVER = 0
-"""µs; since when a transaction is open and hides rows, where that is unknown."""
 _FIRST_PSEUDO_ID = 1 << 48  # MySQL's ids of transactions that have not written; MariaDB's are 0
 
 
@@ -21,22 +20,19 @@ class Transaction:
     """One that has written or runs a statement that may.
 
     Attributes:
-        id: InnoDB's; one that has not written yet has none of its own (a pseudo id).
+        id: InnoDB's; a pseudo id until it has written.
         thread: of its connection; 0 for one without (prepared XA).
-        started: µs, rounded down to a second; where it runs a statement that began before InnoDB
-            knew of it, the start of that.
-        modified: rows that it has written, deleted, or rolled back, so far.
-        is_running: whether it runs a statement.
+        started: µs, rounded down to a second; no later than its running statement.
+        modified: rows written, deleted or rolled back so far.
         is_waiting: its statement waits for a lock, and InnoDB knows nothing of it yet.
-        statement: when the statement that it runs began, µs; None: it runs none, or a young one.
-        before: at this time, µs, it had neither written nor run a statement.
-        since: nothing that it hides was created at or before, µs.
+        statement: start of its statement, µs; None: none, or a young one.
+        before: µs; at this time it had neither written nor run a statement.
+        since: µs; nothing that it hides was created at or before.
         first_seen: µs.
-        wrote_before: µs; nothing that it had written when it was seen last is newer.
-        shown: µs; when it began as InnoDB said last.
-        timed_out: it was open for longer than `max_wait`, and is no longer waited for.
-        is_ahead: InnoDB said that it began later than now: the clock was set back since, and how
-            long it has been open is unknown.
+        wrote_before: µs; nothing that it had written when last seen is newer.
+        shown: µs; its start as InnoDB last showed it.
+        timed_out: open for longer than `max_wait`, and no longer waited for.
+        is_ahead: it seems to begin in the future, since the clock was set back.
     """
 
     id: int
@@ -56,11 +52,10 @@ class Transaction:
 
     @property
     def has_id(self) -> bool:
-        """Whether `id` is its own."""
         return 0 < self.id < _FIRST_PSEUDO_ID
 
     def may_be(self, other: Transaction) -> bool:
-        """Whether it may be the same as `other`, of the same thread, which was seen earlier."""
+        """Whether it may be the same as `other`, of the same thread, seen earlier."""
         if other.has_id:
             return self.id == other.id
         if other.is_waiting:
@@ -73,11 +68,11 @@ class OpenTransactions:
 
     Args:
         max_wait: how long a transaction is waited for, µs.
-        hidden_since: as it was of a former reader that has read on, µs; None: there was none.
+        hidden_since: that of a former reader, µs.
 
     Attributes:
-        polled_at: the time of the last poll, µs; None: there was none.
-        timed_out: how many transactions were open for longer.
+        polled_at: the time of the last poll, µs.
+        timed_out: how many transactions were open for longer than `max_wait`.
     """
 
     def __init__(self, max_wait: int, hidden_since: int | None = None) -> None:
@@ -91,12 +86,12 @@ class OpenTransactions:
         self._steady_since = 0
 
     def seen(self, at: int, transactions: Iterable[Transaction], reached: int = 0) -> None:
-        """Take over a poll.
+        """Takes over a poll.
 
         Args:
             at: its database time, µs.
             transactions: that were open.
-            reached: up to where the reader has read before it, µs.
+            reached: up to where the reader had read before it, µs.
         """
         if went_back := self.polled_at is not None and at < self.polled_at:
             self._clock_went_back(at)
@@ -131,7 +126,7 @@ class OpenTransactions:
         self._open, self.polled_at = after, at
 
     def _clock_went_back(self, at: int) -> None:
-        """What was written since then may be older than all polls before it."""
+        """What was written since may be older than all polls before it."""
         self.polled_at, self._steady_since = at - SECOND, at
         self._open = {
             key: replace(
@@ -159,8 +154,7 @@ class OpenTransactions:
         )
 
     def _begins(self, found: Transaction, at: int, *, went_back: bool) -> Transaction:
-        """Its first statement began after the last poll (whose time says nothing if the clock
-        `went_back` since); InnoDB may have known of it much later."""
+        """A transaction not seen before: its first statement began after the last poll."""
         started = found.started if found.statement is None else min(found.started, found.statement)
         if self.polled_at is None:
             before = started
@@ -186,9 +180,7 @@ class OpenTransactions:
         )
 
     def _end(self, t: Transaction, reached: int) -> None:
-        """Report it where the reader may have read past what it hid: it did not wait, or could not
-        see, before the first poll or while no answer was fresh. Rows that were stamped before the
-        clock went back may be newer than every poll."""
+        """Report what the reader may have read past: it did not wait, or could not see."""
         first, last = self._first_poll, self.polled_at or 0
         if t.timed_out or t.since < reached or (first is not None and t.before < first):
             is_known = t.first_seen > self._steady_since and not t.is_ahead and reached <= last
@@ -196,26 +188,26 @@ class OpenTransactions:
             self._ended.append((t.since, upto))
 
     def take_ended(self) -> list[tuple[int, int]]:
-        """When those whose rows the reader may have passed, and that are gone, may have written:
-        ``(after, upto]``, µs. Each is reported once."""
+        """``(after, upto]``, µs, in which ended transactions may have written rows that the reader
+        has passed. Each is reported once.
+        """
         ended, self._ended = self._ended, []
         return ended
 
     @property
     def upto(self) -> int | None:
-        """Everything created at or before is visible, except what is no longer waited for; µs."""
+        """Everything created at or before is visible, but for what has timed out; µs."""
         waited_for = [t.before for t in self._open.values() if not t.timed_out]
         return min(waited_for, default=self.polled_at)
 
     @property
     def has_open(self) -> bool:
-        """Whether one is open, or was when a former reader polled and nothing was polled since."""
+        """Whether one is open, or was at the end of a former reader."""
         return bool(self._open) or (self.polled_at is None and self._hidden_since is not None)
 
     @property
     def open_since(self) -> int | None:
-        """When the oldest that is open began, µs, rounded down to a second; None: none is. Where
-        it is unknown when one began, a day before it was seen, or ever (0), if it was prepared."""
+        """Start of the oldest open one, µs; 0 if prepared (XA); None: none is open."""
         return min((t.started - DAY * t.is_ahead for t in self._open.values()), default=None)
 
     @property
@@ -229,7 +221,7 @@ class OpenTransactions:
 _DST = 3600
 """Seconds by which clocks go back."""
 _SHOWS = 2
-"""Whole seconds of a statement's age from which it counts although it waits for no lock."""
+"""Whole seconds of a statement's age from which it counts without waiting for a lock."""
 _QUERY_LENGTH = 1000
 _NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 _AT = "UNIX_TIMESTAMP(trx_started)"
@@ -268,10 +260,7 @@ def _verb(statement: str) -> str:
 
 
 def only_reads(statement: str) -> bool:
-    """Whether a statement surely writes nothing; one that is not understood may.
-
-    A SELECT without a table, or a SET, may call a function that appends.
-    """
+    """Whether a statement surely writes nothing (a function that it calls might)."""
     verb = _verb(statement)
     if _AROUND.match(statement):
         return verb in {"select", "with"} and not {"(", ";"} & {*statement}
@@ -288,9 +277,8 @@ def began(
     """When a transaction began, µs, rounded down to a second; and whether that is later than now.
 
     Args:
-        own: `trx_started` of a transaction that began a moment ago, as the server turns it into
-            seconds since 1970, the usual and the earliest way.
-        between: two times, µs, between which that transaction began.
+        own: `trx_started` of our own, young transaction, in the usual and the earliest reading.
+        between: two times, µs, between which our own began.
         other: as `own`, of the transaction in question.
     """
     first, last = between[0] // SECOND, between[1] // SECOND
@@ -305,7 +293,7 @@ def began(
 def found_in(
     now: int, processes: Sequence[Any], own: Sequence[Any], rows: Sequence[Any]
 ) -> list[Transaction]:
-    """What one poll shows that may write, or has."""
+    """The transactions of one poll that have written or may write."""
     statements: dict[int, int] = {}
     running: dict[int, int] = {}
     for _, thread, age, waits, text in processes:

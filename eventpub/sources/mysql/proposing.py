@@ -1,8 +1,6 @@
 """Which tables of a database may be event tables, and which column has which role.
 
-Found by names, types, unique keys and what is known of frameworks: a proposal for a person to
-check. Some rows are read, to see with which version aggregates begin, whether versions are counted
-by aggregate at all, and whether what is called metadata is JSON.
+A proposal for a person to check, from names, types, unique keys, known frameworks, and a few rows.
 """
 
 # ruff: noqa: S608 (nothing in here comes from outside but through `listed`)
@@ -59,7 +57,7 @@ _TYPES: dict[str, set[str]] = {
     "event_type": TEXT,
     "id": INTEGERS,
 }
-"""By our names; the surest first: what is taken by one is not left for the next."""
+"""By role; the surest first, since a column taken by one role is not left for the next."""
 _LARGE = {"json", "mediumtext", "longtext", "text", "mediumblob", "longblob", "blob"}
 _NUMBERS_ROWS = "numbers the rows of the table, not the events of an aggregate"
 _REQUIRED = ("aggregate_id", "version", "event_type", "payload", "create_time")
@@ -70,13 +68,9 @@ class Candidate:
     """A table that may be an event table.
 
     Attributes:
-        columns: by our names its own; `id` and `metadata` only where it has any.
-        score: what speaks for it, the strongest first.
-        names: of all its columns.
-        framework: whose table it is; "": unknown.
-        first_version, without_identity: the keys of `[store]`.
+        columns: by role; `id` and `metadata` only where it has any.
+        score: the higher, the likelier.
         statements: to be executed first.
-        notes: a sentence each.
     """
 
     table: str
@@ -89,6 +83,12 @@ class Candidate:
     statements: list[str]
     notes: list[str]
 
+    @property
+    def left_out(self) -> list[str]:
+        """Columns that are not published."""
+        used = {name for of in self.columns.values() for name in _several(of)}
+        return sorted(self.names - used)
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -96,7 +96,7 @@ class Proposal:
 
     Attributes:
         candidates: the likeliest first.
-        lacking: by name of each other table, which of our columns it has none for; and why.
+        lacking: by name of each other table, the roles for which it has no column.
         refused: by name of a table that looks like one, why it cannot be published.
         views: those that look like one.
     """
@@ -111,11 +111,11 @@ class Proposal:
 
 @dataclass
 class Guess(Roles):
-    """Which column has which role; in `names` "" is for none.
+    """Which column has which role; "" stands for none.
 
     Attributes:
-        given: our names of those that the operator has named.
-        by_key: whether an index says which the identity and the version are.
+        given: roles whose columns the operator has named.
+        by_key: whether an index shows the identity and the version.
     """
 
     given: Collection[str]
@@ -123,7 +123,6 @@ class Guess(Roles):
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Our names of the columns that were not found and must be there."""
         there = {"aggregate_id": self.parts, **self.names}
         return tuple(role for role in _REQUIRED if not there.get(role))
 
@@ -134,9 +133,8 @@ def propose(
     """What the tables of the database may be.
 
     Args:
-        config: which says how to connect; its table and columns are of no account.
         table: only this one.
-        columns: by our names its own, those that the operator has named.
+        columns: names of columns, by role, that the operator has given.
 
     Raises:
         StoreError: store.unreachable, store.auth_failed, store.table_missing, ….
@@ -162,7 +160,6 @@ def propose(
 
 
 def _tables(connection: Connection) -> list[str]:
-    """Those that may have events, views among them."""
     rows = run_named(
         connection,
         "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
@@ -173,7 +170,12 @@ def _tables(connection: Connection) -> list[str]:
 
 def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any]) -> None:
     framework = table.framework
-    absent = tuple(r for r, of in given.items() if not {*_several(of)} <= {*table.columns})
+    absent = tuple(
+        f"{role} (it has no column {column})"
+        for role, of in given.items()
+        for column in _several(of)
+        if column not in table.columns
+    )
     if absent:
         found.lacking[name] = absent
         return
@@ -204,15 +206,10 @@ def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any
 
 
 def _several(value: Any) -> list[str]:
-    return [value] * bool(value) if isinstance(value, str) else list(value or ())
+    return [value] if value and isinstance(value, str) else list(value or ())
 
 
 def _guess(table: EventTable, given: Mapping[str, Any]) -> Guess:
-    """Which column has which role, as far as can be told.
-
-    Args:
-        given: names of columns that the operator has named; "": there is none.
-    """
     columns = table.columns
     framework = table.framework
     own = {plain(name): name for name in [*framework.add, *columns]}
@@ -240,7 +237,6 @@ def _guess(table: EventTable, given: Mapping[str, Any]) -> Guess:
 
 
 def _may_be(column: Column, role: str) -> bool:
-    """Whether a column's type is one for that."""
     is_generated_time = role == "create_time" and column.generated_as
     return column.is_one_of(_TYPES[role]) and not is_generated_time
 
@@ -248,8 +244,7 @@ def _may_be(column: Column, role: str) -> bool:
 def _best(
     role: str, columns: Mapping[str, Column], indexed: set[str], *, is_sure: bool
 ) -> str | None:
-    """The column that fits best. A time may have any name, if it is the only one; in what is surely
-    an event table, the type and the payload, too."""
+    """The column that fits best: by its name, or as the only one of its type."""
     fitting = [c for c in columns.values() if _may_be(c, role)]
     named = [c for c in fitting if rank(role, c.name) or (role == "id" and c.counts_rows)]
     if named:
@@ -266,7 +261,7 @@ def _best(
 
 
 def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] | None:
-    """Identity and version of the best named index of just these columns, whether it is sure."""
+    """Identity and version of the best named index, and whether that is sure."""
     found, columns = [], table.columns
     for index in table.indexes:
         for version in index.columns:
@@ -289,7 +284,6 @@ def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] |
 
 
 def _fits_key(column: Column, is_last: bool) -> bool:
-    """Whether a column may be of the identity; of numbers mostly only those of known names."""
     is_known = rank("aggregate_id", column.name) > 0 or plain(column.name) in BESIDE_ID
     is_clear = is_known or column.type not in INTEGERS or (is_last and not column.counts_rows)
     return is_clear and _may_be(column, "aggregate_id")
@@ -335,7 +329,7 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
 
 
 def _is_metadata(table: EventTable, column: str) -> bool:
-    """Whether a column's values are JSON objects, or may be where there are none yet."""
+    """Whether the values are JSON objects."""
     name = listed([column])
     sql = f"SELECT {name} FROM {table.name} WHERE {name} IS NOT NULL LIMIT {_FEW}"
     rows = run(table.connection, sql)

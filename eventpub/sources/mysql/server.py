@@ -1,13 +1,11 @@
 """Which server answers, and whether it may be read: its identity and its role.
 
-A replica must not be read: its clock goes on while what it applies stands still, so that rows turn
-up below the reader's position, however late. Nor must a demoted primary at the same address. So
-every new connection and every poll asks whether the server is writable, and its identity; of one
-that was not met within the last minute, also whether it replicates from another one.
+A replica must not be read: rows turn up below the reader's position, however late. So every new
+connection and every poll asks whether the server is writable, and for its identity; of one not met
+within the last minute, also whether it replicates from another one.
 
-Where several servers take writes (Galera, a group with several primaries, two that replicate each
-other) each is a replica of the others: their rows come late, and their open transactions do not
-show. An operator who has all writers use one of them may say so; it cannot be seen.
+Where several servers take writes (Galera, multi-primary groups, circular replication) each is a
+replica of the others. That all writers use one of them only the operator can know.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ UNGUARDED = (
     " are not seen, so a gap may be skipped that one of them would fill; the lag shown is the lag"
     " behind the replica"
 )
-"""What is not guaranteed where a replica is read, or one of several servers that take writes."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,10 @@ class Server:
     """A database server.
 
     Attributes:
-        identity: the same as long as it is the same one.
-        read_only: whether ordinary accounts cannot write to it.
-        source: the server it replicates from, as far as visible; None: no server, or see
-            `source_is_visible`.
-        source_is_visible: whether the account may see it.
-        cluster: the multi-primary cluster it is a member of; None: it is in none.
+        read_only: ordinary accounts cannot write to it.
+        source: the server it replicates from, as far as visible.
+        source_is_visible: whether the account may see `source`.
+        cluster: the multi-primary cluster it is a member of.
     """
 
     identity: str
@@ -72,7 +67,7 @@ class Server:
     cluster: str | None = None
 
     def is_replica(self, config: Store) -> bool:
-        """Whether rows may turn up on it however long after they were created."""
+        """Whether rows may appear on it long after they were created."""
         takes_some = self.source is not None or self.cluster is not None
         return self.read_only or (takes_some and not config.takes_all_writes)
 
@@ -84,33 +79,21 @@ class Server:
         """
         if config.allow_replica or not self.is_replica(config):
             return
-        where = f"store.url = {display_name(config)}"
-        if self.cluster is not None and not self.read_only:
-            raise StoreError(
-                "store.multi_primary",
-                f"this server {self.what_it_is}: rows written to other servers appear on it later"
-                " than they were created, and transactions that are open there are not seen",
-                where=where,
-                suggestion="have every writer of the event table use the server in store.url, then"
-                " set store.takes_all_writes = true; to read this one anyway:"
-                " store.allow_replica = true",
-                retriable=retriable,
-            )
+        is_one_of_several = self.cluster is not None and not self.read_only
         raise StoreError(
-            "store.replica",
+            "store.multi_primary" if is_one_of_several else "store.replica",
             f"this server {self.what_it_is}: rows appear on it when they are replicated, however"
             " long after they were created, and would be missed",
-            where=where,
+            where=f"store.url = {display_name(config)}",
             suggestion="name the primary in store.url; if this server is the primary now:"
-            " SET GLOBAL read_only = OFF, and RESET REPLICA ALL; if it and its source replicate"
-            " each other, and every writer uses this one: store.takes_all_writes = true; to read a"
-            " replica anyway: store.allow_replica = true",
+            " SET GLOBAL read_only = OFF, and RESET REPLICA ALL; if several servers take writes,"
+            " and every writer of the event table uses this one: store.takes_all_writes = true; to"
+            " read it anyway: store.allow_replica = true",
             retriable=retriable,
         )
 
     @property
     def what_it_is(self) -> str:
-        """Its role, in words."""
         if self.cluster is not None and not self.read_only:
             return f"is one of several that take writes, of {self.cluster}"
         if self.source is not None:
@@ -121,7 +104,7 @@ class Server:
 
 
 def columns(connection: Connection) -> str:
-    """What a SELECT says of the server: two flags, whether it is read only, and its identity."""
+    """What to SELECT: two flags, whether it is read only, and its identity."""
     if is_mariadb(connection):
         return f"{_READ_ONLY}, CONCAT_WS('/', @@GLOBAL.server_id, @@hostname, @@port)"
     return f"{_READ_ONLY}, @@server_uuid"
@@ -132,11 +115,7 @@ def _is_read_only(flags: Iterable[object]) -> bool:
 
 
 def examine(config: Store, connection: Connection) -> Server:
-    """Everything that this account may see of the server's role.
-
-    Raises:
-        StoreError: it was lost meanwhile.
-    """
+    """Everything that this account may see of the server's role."""
     with mapped(display_name(config)):
         *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
         source, is_visible = _source(connection)
@@ -145,11 +124,7 @@ def examine(config: Store, connection: Connection) -> Server:
 
 
 def cluster_of(variables: Mapping[str, str]) -> str | None:
-    """A cluster of which several servers take writes, in words; None: this one is in none.
-
-    Args:
-        variables: the server's, as SHOW names them.
-    """
+    """The cluster of which several servers take writes, in words; None if there is none."""
     known = {name.lower(): str(value) for name, value in variables.items()}
     replicates = known.get("wsrep_provider", "none").lower() not in {"", "none"}
     if known.get("wsrep_on") in _ON and replicates:
@@ -161,18 +136,14 @@ def cluster_of(variables: Mapping[str, str]) -> str | None:
 
 
 _primaries: dict[tuple[str, str], float] = {}
-"""When servers were found to be none's replica, by place and identity."""
+"""When servers were last found to be primaries, by place and identity."""
 
 _EXAMINED_EVERY = 60.0
-"""Seconds after which a server is asked again: a primary that was demoted may still take writes."""
+"""Seconds; a demoted primary may still take writes."""
 
 
 def require_primary(config: Store, connection: Connection) -> str:
-    """The identity of the server that a connection leads to, if it may be read.
-
-    Raises:
-        StoreError: as of `require_role`.
-    """
+    """The identity of the connection's server, if it may be read; else as `require_role`."""
     with mapped(display_name(config)):
         *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
     require_role(config, connection, flags, str(identity))
@@ -183,8 +154,7 @@ def require_role(config: Store, connection: Connection, flags: list[object], ide
     """Refuses a server that may not be read, after `columns` were read.
 
     Raises:
-        StoreError: store.replica, store.multi_primary; retriable, since the address may lead to
-            another one soon.
+        StoreError: store.replica, store.multi_primary; retriable, as the address may move.
     """
     if config.allow_replica:
         return
@@ -228,11 +198,10 @@ def _runs_replication(connection: Connection) -> bool:
 
 
 ASKED_AFTER = 5.0
-"""Seconds without use after which a connection is asked whether it is still there."""
+"""Seconds of idleness after which a connection is pinged before use."""
 
 KEPT_FOR = 30.0
-"""Seconds after which a connection is recreated: where an address has moved, what is connected
-already stays with the former server, however long that one lives."""
+"""Seconds after which a connection is replaced: its address may have moved."""
 
 
 class Pool:
@@ -240,7 +209,7 @@ class Pool:
 
     Args:
         where: for messages.
-        prepare: takes each new connection, and the identity of its server.
+        prepare: called with each new connection and its server's identity.
     """
 
     def __init__(
@@ -256,7 +225,7 @@ class Pool:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """One that no other caller uses; after an error it is closed.
+        """An exclusive connection; after an error it is closed.
 
         Raises:
             StoreError: the database's, or as of `require_primary`.
@@ -281,7 +250,6 @@ class Pool:
             self._idle.pop()[0].close()
 
     def _take_idle(self) -> tuple[Connection, float] | None:
-        """One that is there, and when it was made."""
         while True:
             try:  # not asked before whether there is one: another thread may take the last
                 connection, made, used = self._idle.pop()

@@ -1,8 +1,8 @@
 """The SELECTs that read events, as text, and their rows, as Arrow.
 
-Each names the index it is to use: left to itself the optimizer turns a page of a table far behind
-into a table scan and a sort. Values are numbers, times made here, or hexadecimal strings; names
-come quoted from the layout. A row that cannot be an event is an error that names it.
+Each names the index to use: the optimizer would turn a page of a table far behind into a table scan
+and a sort. Values are numbers, times made here, or hexadecimal strings; names come quoted from the
+layout.
 """
 
 # ruff: noqa: S608 (nothing in here comes from outside but through `quote` and `literal`)
@@ -38,7 +38,7 @@ _NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 NOW = f"SELECT {_NOW}"
 
 _FEW = 10
-"""Versions of a range that are named one by one, where that makes an index of more use."""
+"""Versions of a range that are listed one by one."""
 
 
 def _select(
@@ -58,26 +58,21 @@ def columns(layout: Layout) -> str:
 def window(
     layout: Layout, first: int, last: int, shard: Shard | None, most: int | None = None
 ) -> str:
-    """Rows of a `local_range`, by time, at most `most`."""
     condition = between(layout, first, last) + in_shard(layout, shard)
     return _select(columns(layout), layout.by_time, condition, layout.create_time, most)
 
 
 def keys(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
-    """Aggregate, version and time of the rows of a `local_range`."""
     condition = between(layout, first, last) + in_shard(layout, shard) + _with_identity(layout)
-    return _select(_key_and_time(layout), layout.by_time, condition)
+    return _select(f"{_key(layout)}, {layout.create_time}", layout.by_time, condition)
 
 
-def _key_and_time(layout: Layout) -> str:
-    return f"{layout.identity.selected}, {layout.version}, {layout.create_time}"
+def _key(layout: Layout) -> str:
+    return f"{layout.identity.selected}, {layout.version}"
 
 
 def counts(layout: Layout, ranges: Sequence[tuple[int, tuple[int, int]]]) -> str:
-    """How many rows each of some numbered ranges of values has.
-
-    By the index alone, unless rows without an identity are not to be counted.
-    """
+    """How many rows each of some numbered ranges has."""
     return " UNION ALL ".join(
         _select(
             f"{number}, COUNT(*)",
@@ -89,20 +84,18 @@ def counts(layout: Layout, ranges: Sequence[tuple[int, tuple[int, int]]]) -> str
 
 
 def nth_time(layout: Layout, first: int, last: int, n: int) -> str:
-    """The `create_time` of the n-th row (from 1) of a range, by the index alone."""
+    """The `create_time` of the n-th row (from 1) of a range, from the index alone."""
     time = layout.create_time
     return f"{_select(time, layout.by_time, between(layout, first, last), time, 1)} OFFSET {n - 1}"
 
 
 def now_and_first_time(layout: Layout, after: int, upto: int, others: str) -> str:
-    """The database's time, the `create_time` of the first row of a window, and others."""
     values = local_range(layout, after, upto)
     first = "NULL" if values is None else f"({nth_time(layout, *values, 1)})"
     return f"SELECT {_NOW}, {first}, {others}"
 
 
 def now_and_newest_time(layout: Layout) -> str:
-    """The database's time, and the latest `create_time` of all."""
     time = layout.create_time
     return f"SELECT {_NOW}, ({_select(time, layout.by_time, order=f'{time} DESC', most=1)})"
 
@@ -114,14 +107,14 @@ def newest(layout: Layout, above: int | None, last: int | None, most: int) -> st
         last: the local `create_time` is the id, of rows up to this one; None: there is an id.
     """
     time, number, rows = layout.create_time, layout.id, layout.by_id
-    conditions = [] if above is None else [f"{number} > {above:d}"]
+    condition = "" if above is None else f"{number} > {above:d}"
     if last is not None:
         number, rows = f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {time})", layout.by_time
         first = (_DATETIMES if layout.zone else _TIMESTAMPS)[0]
         first = first if above is None else max(above + 1, first)
-        conditions = [between(layout, first, last)]
+        condition = between(layout, first, last)
     order = f"{layout.sampled_by} {'DESC' if above is None else 'ASC'}"
-    return _select(f"{number}, {time}", rows, " AND ".join(conditions), order, most)
+    return _select(f"{number}, {time}", rows, condition, order, most)
 
 
 def without_time(layout: Layout, most: int) -> str:
@@ -131,7 +124,6 @@ def without_time(layout: Layout, most: int) -> str:
 
 
 def without_identity(layout: Layout, most: int) -> str:
-    """How many of the newest rows, at most `most`, have no identity or version."""
     what, order = f"{_has_no_identity(layout)} AS has_none", f"{layout.create_time} DESC"
     newest = _select(what, layout.by_time, order=order, most=most)
     return f"SELECT COALESCE(SUM(has_none), 0) FROM ({newest}) AS newest"
@@ -147,17 +139,14 @@ def _with_identity(layout: Layout) -> str:
 
 
 def waiting(layout: Layout, first: int, last: int, most: int) -> str:
-    """The oldest `create_time` of a range and its rows, at most `most`, by the index alone."""
+    """The oldest `create_time` of a range and its number of rows, counted up to `most`."""
     what, condition = f"{layout.create_time} AS t", between(layout, first, last)
     rows = _select(what, layout.by_time, condition, layout.create_time, most)
     return f"SELECT MIN(t), COUNT(*) FROM ({rows}) AS waiting"
 
 
 def local_range(layout: Layout, after: int, upto: int) -> tuple[int, int] | None:
-    """The values ``first ≤ value ≤ last`` that the column can hold for ``after < t ≤ upto``.
-
-    None where there is none.
-    """
+    """The values ``first ≤ value ≤ last`` that the column can hold for ``after < t ≤ upto``."""
     unit, (first, last) = layout.unit, layout.clock.local_range(after, upto)
     earliest, latest = _DATETIMES if layout.zone else _TIMESTAMPS
     first = -(-max(first, earliest) // unit) * unit
@@ -192,34 +181,30 @@ def versions_by_key(layout: Layout, ranges: Sequence[VersionRange]) -> str:
 
 
 def version_numbers(layout: Layout, r: VersionRange, most: int, *, highest: bool) -> str:
-    """Which versions of a range there are, at most so many, by the index alone."""
     order = f"{layout.version} {'DESC' if highest else 'ASC'}"
     return _select(layout.version, layout.by_key, _in_range(layout, r), order, most)
 
 
 def existing(layout: Layout, wanted: Sequence[tuple[str, int]]) -> str:
-    """Which of some (aggregate, version) there are, by the index alone."""
     condition = " OR ".join(
         f"({layout.identity.equals(a)} AND {layout.version} = {v:d})" for a, v in wanted
     )
-    return _select(f"{layout.identity.selected}, {layout.version}", layout.by_key, condition)
+    return _select(_key(layout), layout.by_key, condition)
 
 
 def some_keys(layout: Layout, most: int) -> str:
-    """The columns of the identity and the version of some rows, by the index alone."""
     what, order = [*layout.identity.names, layout.version], ", ".join(layout.key_columns)
     return _select(", ".join(what), layout.by_key, order=order, most=most)
 
 
 def repeated(layout: Layout) -> str:
-    """The identity and the version of which there are several rows."""
     key = ", ".join([*layout.identity.names, layout.version])
     return f"SELECT {key} FROM {layout.table} GROUP BY {key} HAVING COUNT(*) > 1"
 
 
 def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int) -> str:
     """Keys and times of the highest versions below each bound, at most `limit` of each."""
-    what, order = _key_and_time(layout), f"{layout.version} DESC"
+    what, order = f"{_key(layout)}, {layout.create_time}", f"{layout.version} DESC"
     conditions = (f"{layout.identity.equals(a)} AND {layout.version} < {v:d}" for a, v in bounds)
     return " UNION ALL ".join(
         f"({_select(what, layout.by_key, condition, order, limit)})" for condition in conditions
@@ -244,7 +229,6 @@ def _time(local: int) -> str:
 def keys_batch(
     layout: Layout, columns: Columns, after: int | None, upto: int | None
 ) -> pa.RecordBatch:
-    """As `record_batch`, of the columns `aggregate_id`, `version` and `create_time` alone."""
     ids, versions, times = columns
     nothing = pa.nulls(len(ids), pa.binary())
     rows = [ids, versions, nothing, nothing, nothing, times]
@@ -253,11 +237,7 @@ def keys_batch(
 
 
 def spooled(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """The same, when all have come: of more than so many bytes on the disk, in `TMPDIR`.
-
-    Raises:
-        StateError: state.disk_full, state.not_writable
-    """
+    """The same batches once all have come, on disk (in `TMPDIR`) above `most` bytes."""
     with SpooledTemporaryFile(most) as file:
         writer: Any = None
         for batch in batches:
@@ -273,7 +253,7 @@ def spooled(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordB
 def record_batch(
     layout: Layout, columns: Columns, after: int | None, upto: int | None
 ) -> pa.RecordBatch:
-    """A block of rows as Arrow, schema `EVENTS`; those of a window where one is given.
+    """A block of rows of a window as Arrow, schema `EVENTS`.
 
     Raises:
         StoreError: store.row_invalid, naming the row
@@ -296,7 +276,6 @@ def record_batch(
 
 
 def with_identity(columns: Columns) -> Columns:
-    """The rows of a block that say which event of which aggregate they are."""
     ids, versions, *_ = columns
     if not (ids.null_count or versions.null_count):
         return columns
@@ -305,7 +284,6 @@ def with_identity(columns: Columns) -> Columns:
 
 
 def rows_seen(layout: Layout, columns: Columns) -> list[RowSeen]:
-    """A block of rows that have an aggregate and a version."""
     _, versions, types, payloads, _, times = columns
     seen = []
     for at, text in enumerate(lenient_text(types).fill_null("").to_pylist()):
@@ -319,7 +297,6 @@ def rows_seen(layout: Layout, columns: Columns) -> list[RowSeen]:
 
 
 def micros(time: datetime) -> int:
-    """Local µs of a time as PyMySQL reads it."""
     return (time - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -330,7 +307,7 @@ def local_times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
 
 
 def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Text of a column that may hold bytes; what is not UTF-8 is replaced, not refused."""
+    """Text of a column that may hold bytes; what is not UTF-8 is replaced."""
     try:
         text: pa.Array[Any] = column.cast(pa.string())
         return text
@@ -341,36 +318,28 @@ def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
         )
 
 
-_PASS_OVER = (
-    '. If rows without an aggregate or a version are not events: store.without_identity = "skip"'
-    " counts and skips them"
-)
-
-
 def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
     """The error of the first row that cannot be an event."""
     for aggregate_id, version, _, _, _, time in zip(
         *(column.to_pylist() for column in columns), strict=True
     ):
-        reason = None
-        if aggregate_id is None:
-            reason = "has no aggregate_id"
-        elif version is None:
-            reason = "has no version"
-        elif int(version) >= 2**63:
-            reason = "has a version beyond 2^63 - 1"
-        elif time is None or time.startswith(b"0000"):
-            reason = "has no create_time"
-        elif aggregate_id.decode(errors="replace").encode() != aggregate_id:
-            reason = "has an aggregate_id that is not UTF-8"
-        if reason:
-            shown = "NULL" if aggregate_id is None else repr(aggregate_id.decode(errors="replace"))
+        text = (aggregate_id or b"").decode(errors="replace")
+        reasons = {
+            "has no aggregate_id": aggregate_id is None,
+            "has no version": version is None,
+            "has a version beyond 2^63 - 1": int(version or 0) >= 2**63,
+            "has no create_time": time is None or time.startswith(b"0000"),
+            "has an aggregate_id that is not UTF-8": text.encode() != (aggregate_id or b""),
+        }
+        if reason := next((reason for reason, is_so in reasons.items() if is_so), None):
+            shown = "NULL" if aggregate_id is None else repr(text)
             number, at = ((v or b"NULL").decode() for v in (version, time))
             return StoreError(
                 "store.row_invalid",
                 f"a row {reason}: aggregate_id {shown}, version {number}, create_time {at}",
                 where=layout.where,
-                suggestion="correct or remove the row, then start again; no event was skipped"
-                + (_PASS_OVER if aggregate_id is None or version is None else ""),
+                suggestion="correct or remove the row, then start again; no event was skipped. If"
+                " rows without an aggregate or a version are not events: store.without_identity ="
+                ' "skip"',
             )
     return StoreError("store.row_invalid", "a row cannot be read as an event", where=layout.where)

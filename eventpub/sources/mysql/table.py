@@ -1,8 +1,4 @@
-"""What the catalogue says of a table: its columns, its indexes, and what limits both.
-
-Read once, and taken by everything that judges a table: the layout that the publisher reads by, what
-`init` proposes, what `doctor` and `migrate` find missing.
-"""
+"""What the catalogue says of a table: its columns, its indexes, and what limits both."""
 
 # ruff: noqa: S608 (names and values come through `quote` and `literal`)
 
@@ -26,7 +22,7 @@ from eventpub.sources.mysql.connection import (
     run,
     run_named,
 )
-from eventpub.sources.mysql.identity import Identity, IdPart, Kind, literal
+from eventpub.sources.mysql.values import Identity, IdPart, Kind, literal
 
 TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
 BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
@@ -35,7 +31,6 @@ OF_KEY = TEXT | INTEGERS | {"enum", "varbinary", "binary(16)", "uuid"}
 TIMES = {"timestamp", "datetime"}
 
 SLICES = 1024
-"""`slice` is ``CRC32(aggregate_id) % SLICES``."""
 
 SAMPLE = 5_000
 """Rows by which versions are judged."""
@@ -46,7 +41,7 @@ BESIDE_ID: list[str] = _NAMES["beside_id"]
 
 
 def quote(name: str) -> str:
-    """A name as an SQL identifier: whatever it contains, it stays one name."""
+    """A name as an SQL identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -55,13 +50,12 @@ def listed(names: Sequence[str]) -> str:
 
 
 def free_name(name: str, taken: Iterable[str]) -> str:
-    """A name for a new column that no other has."""
     return f"eventpub_{name}" if name in {other.lower() for other in taken} else name
 
 
 @dataclass(frozen=True)
 class TableIndex:
-    """One usable index: its name and columns in order (a prefix of a column counts as it)."""
+    """A usable index; a prefix of a column counts as the column."""
 
     name: str
     columns: tuple[str, ...]
@@ -70,8 +64,6 @@ class TableIndex:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the catalogue."""
-
     name: str
     type: str
     full_type: str
@@ -83,10 +75,8 @@ class Column:
     default: str
     extra: str
     octets: int
-    comment: str
 
     def is_one_of(self, types: set[str]) -> bool:
-        """Whether its type, as `binary` or `binary(16)`, is among some."""
         return not types.isdisjoint({self.type, self.full_type})
 
     @property
@@ -95,7 +85,6 @@ class Column:
 
     @property
     def as_id(self) -> IdPart:
-        """How it is read and looked up where it is of the identity."""
         kinds: dict[str, Kind] = {"binary": "uuid", "uuid": "native_uuid", "varbinary": "bytes"}
         kinds |= {"enum": "enum", **dict.fromkeys(INTEGERS, "number")}
         charset, collation = self.charset or "binary", self.collation or "binary"
@@ -108,7 +97,7 @@ class Roles:
 
     Attributes:
         parts: the columns of the identity.
-        names: the other columns by our names; `id` and `metadata` only where there are any.
+        names: the other columns by role; `id` and `metadata` only where there are any.
     """
 
     parts: tuple[str, ...]
@@ -116,13 +105,13 @@ class Roles:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells events apart: the columns of the identity, and the version."""
+        """The columns of the identity, and the version."""
         return (*self.parts, self.names["version"])
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A kind of table that is known, as `frameworks.toml` describes it; unknown without a name."""
+    """A known kind of table, from `frameworks.toml`; unknown without a name."""
 
     name: str = ""
     has: list[str] = field(default_factory=list)
@@ -145,8 +134,8 @@ class EventTable:
     Attributes:
         name: quoted.
         indexes: B-trees that the optimizer may use.
-        longest_key: bytes that an index may have.
-        partitioned_by: columns in the expressions by which it is partitioned.
+        longest_key: most bytes of an index.
+        partitioned_by: columns in the partitioning expressions.
     """
 
     connection: Connection
@@ -161,20 +150,15 @@ class EventTable:
 
     @cached_property
     def framework(self) -> Framework:
-        """The framework whose table has these columns."""
         there = {plain(name) for name in self.columns}
         known = (f for f in FRAMEWORKS if there.issuperset(f.has) and there.isdisjoint(f.lacks))
         return next(known, Framework())
 
     def identity(self, parts: Sequence[str]) -> Identity:
-        """How rows are read and looked up by these columns."""
         return Identity(tuple(self.columns[name].as_id for name in parts))
 
     def slice_of(self, parts: Sequence[str]) -> str | None:
-        """The stored generated column that holds the key's CRC32 % 1024, whatever its name.
-
-        Only a key of one text column can have such a one.
-        """
+        """The stored generated column ``CRC32(key) % 1024`` of a key of one text column."""
 
         def bare(expression: str) -> str:
             """What is left when the server has written the expression in its own way."""
@@ -193,15 +177,13 @@ class EventTable:
         return f"ALTER TABLE {self.name} {', '.join(additions)}"
 
     def is_unique(self, key: Sequence[str]) -> bool:
-        """Whether the table refuses a second row of a key."""
         return any(index.unique and {*index.columns} <= {*key} for index in self.indexes)
 
     def octets(self, name: str) -> int:
-        """How long a value may be; 0 for a column that is not there."""
         return self.columns[name].octets if name in self.columns else 0
 
     def repeated(self, key: Sequence[str]) -> str:
-        """A key that several of the first rows have, as text; "": they have none."""
+        """A key that several of the first rows have, as text; "" if none."""
         if not {*key} <= {*self.columns}:
             return ""
         found = run(
@@ -215,13 +197,13 @@ class EventTable:
 
 
 class Versions:
-    """Figures of rows of an aggregate's columns and, last, the version.
+    """Figures of rows of the identity's columns and, last, the version.
 
     Attributes:
         lowest: of each aggregate.
         with_several: aggregates with several versions.
-        with_holes: of these, those whose versions do not follow each other.
-        count_all_rows: whether they number the rows of the table, not those of an aggregate.
+        with_holes: of these, those with gaps.
+        count_all_rows: whether versions number the rows of the table, not those of an aggregate.
     """
 
     def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
@@ -250,18 +232,17 @@ def plain(name: str) -> str:
 
 
 def rank(role: str, name: str) -> int:
-    """How well a name fits one of our columns; 0: it is none that such columns have."""
+    """How well a name fits a role; 0 if not at all."""
     known, name = _NAMES["names"][role], plain(name)
     return len(known) - known.index(name) if name in known else 0
 
 
 def holds_no_events(table: str) -> bool:
-    """Whether a table of this name belongs to a framework, and is not the one of its events."""
+    """Whether a table of this name is another one of a framework."""
     return any(part in plain(table) for part in _NAMES["other_tables"])
 
 
 def is_view(name: str, where: str) -> StoreError:
-    """The error that a view cannot be published."""
     return StoreError(
         "store.is_view",
         f"{name} is a view, which has no indexes; eventpub needs those of a table",
@@ -272,7 +253,7 @@ def is_view(name: str, where: str) -> StoreError:
 
 
 def read_table(config: Store, connection: Connection) -> EventTable:
-    """Reads the configured table's facts from the catalogue.
+    """Reads the facts of the configured table.
 
     Raises:
         StoreError: store.table_missing, store.privilege_missing
@@ -316,7 +297,7 @@ def _columns(connection: Connection, this: str) -> dict[str, Column]:
         " collation_name AS collation, COALESCE(datetime_precision, 0) AS `precision`,"
         " COALESCE(generation_expression, '') AS generated_as,"
         " LOWER(COALESCE(column_default, '')) AS `default`, LOWER(COALESCE(extra, '')) AS extra,"
-        " COALESCE(character_octet_length, 8) AS octets, column_comment AS comment"
+        " COALESCE(character_octet_length, 8) AS octets"
         f" FROM information_schema.columns WHERE {this} ORDER BY ordinal_position",
     )
     return {row["name"]: Column(**row) for row in rows}

@@ -1,22 +1,18 @@
 """The watermark: up to where no open transaction can hide a row.
 
 A row's `create_time` is the start of its statement, so a transaction that has written nothing and
-runs nothing cannot hide a row from the past yet. An account that may read
-`information_schema.innodb_trx` sees which transactions have written or are running a statement;
-once those of one poll are gone, everything up to that poll is visible. One that only reads (a dump,
-a report) never hides any.
+runs nothing cannot hide a row from the past. `information_schema.innodb_trx` shows which have; once
+those of one poll are gone, everything up to that poll is visible. Pure readers never hide any.
 
-A statement that waits for a table, a global or a metadata lock has its time already, but InnoDB
-knows nothing of it. So each poll reads the list of processes first: a statement that gets its lock
-in between is in the second answer.
+A statement that waits for a table, global or metadata lock has its time already, but InnoDB knows
+nothing of it. So each poll reads the process list first: a statement that gets its lock in between
+is in the second answer.
 
-`innodb_trx` is a cache that InnoDB refreshes only when it was not read for 100 ms. So each poll
-is made inside a transaction with a nonce in a comment, and counts only where the answer has the
-own row with that nonce. Several readers take turns (`Turns`).
+`innodb_trx` is a cache refreshed only if it was not read for 100 ms. So a poll counts only if its
+answer has our own transaction with a nonce. Several readers take turns (`Turns`).
 
-A transaction is known by its id. `trx_started` has whole seconds, in the local time of the server's
-operating system whatever the session's zone is: only a session in the zone `SYSTEM` can
-turn it into UTC.
+`trx_started` has whole seconds in the zone of the server's operating system; only a session in the
+zone `SYSTEM` can turn it into UTC.
 """
 
 from __future__ import annotations
@@ -45,22 +41,18 @@ _STALE_AFTER = 3.0
 """Seconds without a fresh answer after which it is unknown what is visible, at least."""
 _DENIED = {1044, 1142, 1227}  # no privilege
 _ASKS_AGAIN_AFTER = 60.0
-"""Seconds after which an account that may not see them tries again."""
 
 
 class Watermark:
     """Polls the open transactions of a server.
 
     Args:
-        config: the store.
-        max_wait: how long a transaction is waited for, and how long an answer that is not fresh
-            holds the boundary, at least; µs.
+        max_wait: how long a transaction is waited for, and a stale answer holds the boundary, µs.
         unknown_for: for how long something counts as open while that is unknown, µs.
         hidden_since: as of `OpenTransactions`.
-        clock: the machine's.
 
     Attributes:
-        server: identity of the server that answered last; None: none yet.
+        server: identity of the server that answered last.
     """
 
     def __init__(
@@ -108,9 +100,8 @@ class Watermark:
     def open_since(self) -> int | None:
         """As of `OpenTransactions`.
 
-        While no answer is fresh, and before the first one that is, it is unknown what is open:
-        something may have been since the last poll, or for `unknown_for`, whichever is less. Where
-        the account may not see them (any more), what it has seen last, for `unknown_for`.
+        Without a fresh answer something may be open since the last poll, at most for `unknown_for`;
+        without the privilege, what was seen last counts, for `unknown_for`.
         """
         state, transactions = self.state, self._transactions
         if state == "denied":
@@ -124,8 +115,8 @@ class Watermark:
 
     @property
     def hidden_since(self) -> int | None:
-        """As of `OpenTransactions`; while no answer is fresh, since the last one that was, but that
-        at most for a day. Where the account may not see them (any more), as it has seen last."""
+        """As of `OpenTransactions`; without a fresh answer, since the last one, at most a day;
+        without the privilege, as seen last."""
         state, transactions = self.state, self._transactions
         if state == "denied" and transactions.polled_at is None:
             return None
@@ -141,7 +132,7 @@ class Watermark:
 
     @property
     def has_open(self) -> bool:
-        """Whether one is open, or was at a former reader's last poll, whose end a poll may show."""
+        """Whether one is open, or was at a former reader's last poll."""
         return self._transactions.has_open and not self._denied
 
     def take_ended(self) -> list[tuple[int, int]]:
@@ -149,16 +140,12 @@ class Watermark:
 
     @property
     def next_poll(self) -> float | None:
-        """Seconds until `poll` asks the server again; None: it would do so now."""
+        """Seconds until `poll` asks the server again; None: at once."""
         wait = self._polled + self._pause - self._clock.monotonic()
         return wait if wait > 0 and not self._denied else None
 
     def poll(self, reached: int = 0) -> None:
-        """Poll, unless the last one was a moment ago, after the reader has `reached`, µs.
-
-        Raises:
-            StoreError: the database cannot be reached, or is a replica.
-        """
+        """Poll, unless the last one was a moment ago, after the reader has `reached`, µs."""
         if self._clock.monotonic() - self._polled < self._pause:
             return
         nonce = secrets.token_hex(8)
@@ -210,24 +197,23 @@ class Watermark:
 
 
 REFRESH = 0.105
-"""Seconds without a reader after which InnoDB refreshes what it shows, and some."""
+"""Seconds without a reader after which InnoDB refreshes the answer, and some."""
 _LOCK = "eventpub.watermark"
 _FOR = 10.0
-"""Seconds for which readers take turns after they have met."""
+"""Seconds for which readers that met take turns."""
 _LONGEST = 1.0
-"""Seconds after which a reader that has the turn, and does not poll, is no longer waited for."""
+"""Seconds after which a reader that has the turn and does not poll is passed over."""
 _AWAITS = 0.02, 0.05
-"""Seconds between two questions for the turn, at least and at most."""
 _AFTER_OWN = 0.06
 _WITHOUT = REFRESH, 4 * REFRESH
-"""Seconds between two polls where there are no such locks, likewise."""
+"""Seconds between two polls where there are no such locks."""
 
 
 class Turns:
-    """The turns of one reader among several, by a lock of the server; all times are seconds.
+    """The turns of one reader among several, by a lock of the server; times in seconds.
 
     Attributes:
-        is_ours: whether this reader has the lock, and waits for the others to be silent.
+        is_ours: this reader has the lock, and waits for the others to be silent.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -238,7 +224,7 @@ class Turns:
         self.is_ours = False
 
     def wait(self, connection: Connection) -> float | None:
-        """For how long to wait before asking again; None: it is the reader's turn to poll."""
+        """How long to wait before asking again; None: poll now."""
         now = self._clock.monotonic()
         if self.is_ours or now > self._until:
             return None
@@ -265,7 +251,7 @@ class Turns:
             run(connection, f"SELECT RELEASE_LOCK('{_LOCK}')")
 
     def pause(self, *, is_fresh: bool) -> float:
-        """For how long to wait after an answer."""
+        """How long to wait after an answer."""
         now = self._clock.monotonic()
         if is_fresh:
             return REFRESH if now > self._until else _AFTER_OWN

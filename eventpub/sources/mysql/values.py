@@ -1,8 +1,11 @@
-"""Local time of a DATETIME column and UTC: the rules of a time zone as a table, and both ways.
+"""How values of the identity's columns and of `create_time` are read and compared.
 
-All instants are microseconds since 1970, UTC or (where named so) of the local clock. Local time is
-a function of UTC, but not the other way round: where clocks go back an hour is lived twice, so a
-local time is given the UTC instant that lies in the window it was read in.
+One column of the identity is the key as it is. Several are joined by ``|``, after ``%`` was written
+as ``%25`` and ``|`` as ``%7C`` in each. The database joins them; `split` is the way back, so that
+lookups compare the columns themselves and use their index.
+
+A DATETIME holds local time. Instants are µs since 1970, UTC or (where named so) of the local clock.
+A local time in an hour that clocks repeat is given the UTC instant in the window it was read in.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
+from typing import Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
@@ -22,16 +26,147 @@ import numpy.typing as npt
 from eventpub.config import Store
 from eventpub.errors import StoreError
 from eventpub.sources.mysql.connection import Connection, mapped, run
-from eventpub.sources.mysql.identity import literal
+
+Kind: TypeAlias = Literal["text", "enum", "bytes", "number", "uuid", "native_uuid"]
+
+_UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}|1[0-9]{19}")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_DASHES = (21, 17, 13, 9)
+"""Where dashes go into a UUID's hexadecimal digits, from the right."""
+NOTHING = "FALSE"
+
+
+def literal(text: str) -> str:
+    """Text as an SQL string of utf8mb4, in hexadecimal, whatever the quoting rules."""
+    return f"_utf8mb4 X'{text.encode().hex()}'"
+
+
+@dataclass(frozen=True)
+class IdPart:
+    """One column of the identity.
+
+    Args:
+        name: quoted.
+        kind: "bytes" are UTF-8; "uuid" is BINARY(16), read as text; "native_uuid" is MariaDB's.
+        charset, collation: ``binary`` where it has none.
+    """
+
+    name: str
+    kind: Kind
+    charset: str = "binary"
+    collation: str = "binary"
+
+    @property
+    def is_bytewise(self) -> bool:
+        """Whether values that the column holds equal have equal bytes."""
+        return self.kind != "text" or self.collation.endswith(("_0900_bin", "_nopad_bin"))
+
+    @property
+    def selected(self) -> str:
+        """The expression that is sent as text."""
+        if self.kind == "uuid":
+            text = f"HEX({self.name})"
+            for at in _DASHES:
+                text = f"INSERT({text}, {at}, 0, '-')"
+            return f"LOWER({text})"
+        if self.kind == "native_uuid":
+            return f"CAST({self.name} AS CHAR)"
+        # without the zeros that ZEROFILL shows
+        return f"({self.name} + 0)" if self.kind == "number" else self.name
+
+    @property
+    def utf8(self) -> str:
+        """The expression whose bytes are the text's UTF-8."""
+        is_other = self.kind in {"text", "enum"} and self.charset not in _UTF8
+        return f"CONVERT({self.name} USING utf8mb4)" if is_other else self.selected
+
+    def equals(self, value: str) -> str:
+        """The condition that the column has a value, byte for byte, by index.
+
+        The value is converted to the column's character set and collation, so the index serves;
+        where the collation is not bytewise, the bytes are compared as well.
+        """
+        if self.kind == "number":
+            return f"{self.name} = {value}" if _NUMBER.fullmatch(value) else NOTHING
+        if self.kind in {"uuid", "native_uuid"}:
+            stored = f"X'{value.replace('-', '')}'" if self.kind == "uuid" else f"'{value}'"
+            return f"{self.name} = {stored}" if _UUID.fullmatch(value) else NOTHING
+        octets = f"X'{value.encode().hex()}'"
+        if self.kind == "bytes":
+            return f"{self.name} = {octets}"
+        stored = literal(value)
+        if self.charset != "utf8mb4":
+            stored = f"CONVERT({stored} USING {self.charset})"
+        condition = f"{self.name} = {stored} COLLATE {self.collation}"
+        # a character set makes "?" of what it lacks, and an ENUM takes '2' for its second value
+        if self.kind == "enum" or not self.is_bytewise or self.charset != "utf8mb4":
+            condition += f" AND CAST({self.utf8} AS BINARY) = {octets}"
+        return condition
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The columns of the identity, in the order of the key."""
+
+    parts: tuple[IdPart, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self.parts)
+
+    @property
+    def selected(self) -> str:
+        """The expression of the key; NULL where a column is."""
+        return self.parts[0].selected if len(self.parts) == 1 else self.utf8
+
+    @property
+    def utf8(self) -> str:
+        """The expression whose bytes are the key's UTF-8."""
+        if len(self.parts) == 1:
+            return self.parts[0].utf8
+        # as bytes, since columns of two collations cannot be joined as text
+        each = [
+            f"REPLACE(REPLACE(CAST({part.utf8} AS BINARY), '%', '%25'), '|', '%7C')"
+            for part in self.parts
+        ]
+        return "CONCAT(" + ", '|', ".join(each) + ")"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the key is one column of text, as only such a one can have a slice column."""
+        return len(self.parts) == 1 and self.parts[0].kind in {"text", "bytes"}
+
+    def equals(self, key: str) -> str:
+        """The condition that a row is of an aggregate, by the index of its columns."""
+        values = [key] if len(self.parts) == 1 else split(key)
+        if len(values) != len(self.parts):
+            return NOTHING
+        each = [part.equals(value) for part, value in zip(self.parts, values, strict=True)]
+        return NOTHING if NOTHING in each else " AND ".join(each)
+
+
+def joined(values: Sequence[str]) -> str:
+    """The key of several columns' values."""
+    return "|".join(value.replace("%", "%25").replace("|", "%7C") for value in values)
+
+
+def split(key: str) -> list[str]:
+    """The values that `joined` made a key of; none where it cannot have made it."""
+    values = [part.replace("%7C", "|").replace("%25", "%") for part in key.split("|")]
+    return values if joined(values) == key else []
+
+
+# -- times
 
 _SECOND = 1_000_000
 _STEP = 6 * 86_400
 _LAST = 4_102_444_800  # 2100: rules of later years are not made yet
 _NEVER = 1 << 62
-"""µs; beyond every time that a column can hold."""
+"""µs."""
 
 Offsets = Callable[[Sequence[int]], "list[int | None]"]
-"""Seconds east of UTC at each of some instants (seconds since 1970); None where unknown."""
+"""Seconds east of UTC at some instants (seconds since 1970); None where unknown."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +174,7 @@ class Zone:
     """A time zone's offsets from UTC.
 
     Args:
-        name: as configured or as the server names it.
-        changes: instants (µs UTC, ascending) at which a new offset begins to hold.
+        changes: instants (µs UTC, ascending) at which a new offset begins.
         offsets: µs east of UTC; one more than `changes`, the first holds before all of them.
     """
 
@@ -53,24 +187,22 @@ class Zone:
 
     @cached_property
     def repeated(self) -> list[tuple[int, int]]:
-        """The instants at which the clocks go back, and by how much, µs."""
+        """When the clocks go back, and by how much, µs."""
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
         return [(at, old - new) for at, old, new in steps if new < old]
 
     def next_backward_change(self, instant: int) -> int:
-        """When the clocks go back next, at or after an instant; far in the future: never."""
+        """The first change backward at or after an instant."""
         return next((at for at, _ in self.repeated if at >= instant), _NEVER)
 
     def backward_changes(self, after: int, upto: int) -> list[int]:
-        """The instants in ``after < t ≤ upto`` at which the clocks go back."""
+        """The changes backward in ``after < t ≤ upto``."""
         return [at for at, _ in self.repeated if after < at <= upto]
 
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
-        """The smallest local range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
+        """The smallest range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
 
-        It begins right after the local time of `after`, so that ranges of adjoining windows leave
-        nothing out (a forward change leaves local times that no instant has), and again at the
-        repeated hour where the clocks go back.
+        Ranges of adjoining windows leave no local time out.
         """
         back = self.backward_changes(after, upto)
         first = min([self.local(after) + 1, *(self.local(t) for t in back)])
@@ -80,10 +212,7 @@ class Zone:
     def utc(
         self, local: npt.NDArray[np.int64], after: int | None = None, upto: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """The instants of local times read in the window ``after < t ≤ upto``.
-
-        Without a window the earlier of two possible instants is taken.
-        """
+        """The instants of local times read in ``after < t ≤ upto``; else the earlier ones."""
         starts, ends, offsets = self._tables
         i = np.searchsorted(ends, local, side="right")
         # a local time that a forward change has left out counts as the change itself
@@ -117,7 +246,7 @@ UTC = Zone("UTC", (), (0,))
 
 
 def fixed_zone(name: str) -> Zone | None:
-    """The zone of an offset such as ``+02:00``, or of UTC; None for any other name."""
+    """The zone of UTC or an offset such as ``+02:00``; None for any other name."""
     if name.upper() in {"UTC", "Z", "ETC/UTC"}:
         return Zone(name, (), (0,))
     match = re.fullmatch(r"([+-])(\d{1,2}):([0-5]\d)", name)
@@ -128,7 +257,7 @@ def fixed_zone(name: str) -> Zone | None:
 
 
 def named_zone(name: str) -> Zone:
-    """The zone of an IANA name, by Python's rules.
+    """The zone of an IANA name.
 
     Raises:
         StoreError: store.time_zone_unknown
@@ -152,10 +281,9 @@ def named_zone(name: str) -> Zone:
 
 
 def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
-    """A zone from its offsets at chosen instants: samples, and each difference bisected.
+    """A zone from its offsets at samples, and each difference bisected.
 
-    Two changes between two samples would be missed: they are 6 days apart, and since 1970 no zone
-    has kept an offset for less than 6.9 days (America/Noronha, Asia/Gaza).
+    Samples are 6 days apart: since 1970 no zone has kept an offset for less than 6.9 days.
     """
     known: list[tuple[int, int]] = []
     for start in range(0, last, 1_000 * _STEP):
@@ -185,7 +313,7 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
 
 
 def zone_of(config: Store, connection: Connection) -> Zone:
-    """The zone whose local time a DATETIME column holds, by configuration or as the server has it.
+    """The zone whose local time a DATETIME column holds.
 
     Raises:
         StoreError: store.time_zone_unknown
@@ -199,7 +327,7 @@ def zone_of(config: Store, connection: Connection) -> Zone:
 
 
 def _server_zone(name: str, connection: Connection) -> Zone:
-    """The zone by the server's own rules, since it is the server that writes the local times."""
+    """The zone by the rules of the server, which writes the local times."""
 
     def offsets(instants: Sequence[int]) -> list[int | None]:
         local = "TIMESTAMPDIFF(SECOND, '1970-01-01', FROM_UNIXTIME({}))".format
@@ -214,11 +342,10 @@ def _server_zone(name: str, connection: Connection) -> Zone:
 
 
 def writers_zone(zone: str | None) -> str:
-    """What to do where writers' times are off by the difference of two zones.
+    """The remedy where writers' times are off by the difference of two zones.
 
     Args:
-        zone: in which a DATETIME is read; None: it is a TIMESTAMP, whose values the server takes
-            for times of the session that writes them.
+        zone: in which a DATETIME is read; None: it is a TIMESTAMP.
     """
     if zone is None:
         return (
