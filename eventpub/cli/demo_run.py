@@ -139,8 +139,7 @@ http = ""
 
 @contextmanager
 def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
-    """Writers in a process of their own, which end each aggregate with one more event: the demo does
-    not wait for minutes until a late last version is counted."""
+    """Writers in a process of their own."""
     command = [sys.executable, "-m", "eventpub.local.writers", "--url", url, "--json"]
     command += ["--rate", str(rate)]
     # a session of its own: Ctrl-C is for us, who stop the publisher first
