@@ -139,11 +139,7 @@ http = ""
 
 @contextmanager
 def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
-    """Writers in a process of their own; at the end each aggregate gets one more event.
-
-    A last version that commits late has nothing behind it that would show the gap, and the demo
-    does not wait for minutes until its second is counted again.
-    """
+    """Writers in a process of their own."""
     command = [sys.executable, "-m", "eventpub.local.writers", "--url", url, "--json"]
     command += ["--rate", str(rate)]
     # a session of its own: Ctrl-C is for us, who stop the publisher first
