@@ -162,20 +162,15 @@ def _unequal_partitions(sink: config.Sink, topic: str, count: int, partitions: i
 
 def _too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:
     """The error of shards that have no partition."""
-    need = f"{shards} shards need at least {shards} partitions"
+    has, fix = f"has {partitions}", ""
     if partitions is None:
-        return SinkError(
-            "sink.partition_count",
-            f"{need}; {sink.topic} is not there yet, and would be created with {sink.partitions}",
-            where="run.shards",
-            suggestion=f"set sink.partitions to at least {shards}, or run.shards to at most"
-            f" {sink.partitions}",
-        )
+        has = f"is not there yet, and would be created with {sink.partitions}"
+        fix = f"sink.partitions to at least {shards}, or "
     return SinkError(
         "sink.partition_count",
-        f"{need}; {sink.topic} has {partitions}",
+        f"{shards} shards need at least {shards} partitions; {sink.topic} {has}",
         where="run.shards",
-        suggestion=f"set run.shards to at most {partitions}",
+        suggestion=f"set {fix}run.shards to at most {partitions or sink.partitions}",
     )
 
 

@@ -184,7 +184,9 @@ def note_written(written: dict[str, Any], batch: Batch) -> None:
 
 
 @dataclass(frozen=True)
-class _Span:
+class Span:
+    """What a task has written to a partition."""
+
     task: int
     place: PartitionId
     first: int
@@ -192,11 +194,26 @@ class _Span:
     count: int
 
 
-def _spans(published: Mapping[int, dict[str, Any]]) -> Iterator[_Span]:
+def spans_of(published: Mapping[int, dict[str, Any]]) -> Iterator[Span]:
+    """What tasks have written, by their markers."""
     for task, marker in published.items():
         for topic, by_partition in marker["written"].items():
             for partition, (first, end, count) in by_partition.items():
-                yield _Span(task, (topic, int(partition)), first, end, count)
+                yield Span(task, (topic, int(partition)), first, end, count)
+
+
+def is_visible(clients: Clients, span: Span) -> bool:
+    """Whether its last record is, or is not there any more; waits for what others have open."""
+    low = list_offsets(clients, [span.place], "earliest")[span.place]
+    last = {span.place: (span.end - 1, span.end)}
+    if low >= span.end:
+        return True
+
+    def is_there(*, committed: bool) -> bool:  # a message without a value is false
+        found = iter_ranges(clients, last, committed=committed, few=True)
+        return next(found, None) is not None
+
+    return is_there(committed=True) or not is_there(committed=False)
 
 
 class Settling:
@@ -230,8 +247,8 @@ class Settling:
         while True:
             held = self._left_open()
             doubtful = {span.task for span in held} | self._repeated
-            spans = [span for span in _spans(self._published) if span.task in doubtful]
-            if not (hidden := [span for span in spans if not self._is_visible(span)]):
+            spans = [span for span in spans_of(self._published) if span.task in doubtful]
+            if not (hidden := [span for span in spans if self._is_hidden(span)]):
                 return
             places = sorted({span.place for span in hidden})
             log.warning(
@@ -239,15 +256,17 @@ class Settling:
             )
             self._publish_again(hidden)
 
-    def _left_open(self) -> list[_Span]:
+    def _left_open(self) -> list[Span]:
         """What was left open, and is ended now."""
-        spans = [*_spans(self._published)]
+        spans = [*spans_of(self._published)]
         places = sorted({span.place for span in spans})
         deadline = self._clients.clock.monotonic() + MARKER_TIMEOUT
         while places:
             stable = list_offsets(self._clients, places, "latest", committed=True)
             # what is open where others' began before cannot be told
-            places = sorted({s.place for s in spans if stable[s.place] == s.first})
+            places = sorted(
+                {s.place for s in spans if s.place in stable and stable[s.place] == s.first}
+            )
             if places and self._clients.clock.monotonic() > deadline:
                 break
             self._clients.clock.sleep(0.02 if places else 0)
@@ -257,26 +276,17 @@ class Settling:
                 writer.run_in_vain([span.place for span in held if span.task == task])
         return held
 
-    def _is_visible(self, span: _Span) -> bool:
-        """Whether its last record is, or is not there any more; waits for what others have open.
-
-        An account that may not read the topic is believed that it is.
-        """
-        low = list_offsets(self._clients, [span.place], "earliest")[span.place]
-        last = {span.place: (span.end - 1, span.end)}
-        if low >= span.end:
-            return True
+    def _is_hidden(self, span: Span) -> bool:
+        """An account that may not read the topic is believed that it is visible."""
         try:
-            return any(iter_ranges(self._clients, last, committed=True, few=True)) or not any(
-                iter_ranges(self._clients, last, committed=False, few=True)
-            )
+            return not is_visible(self._clients, span)
         except SinkError as error:
             if error.code != "sink.not_authorized":
                 raise
             log.warning("cannot check what was published: %s", error)
-            return True
+            return False
 
-    def _publish_again(self, hidden: list[_Span]) -> None:
+    def _publish_again(self, hidden: list[Span]) -> None:
         """In one transaction, with the markers, which say where it is from then on."""
         at_markers = self._markers.place[0]
         places = {span.place for span in hidden if span.place[0] != at_markers}
@@ -306,7 +316,7 @@ class Settling:
         with TransactionWriter(self._clients, self._id, tasks[0]) as writer:
             writer.run(parts())
 
-    def _lost(self, spans: list[_Span]) -> list[Any]:
+    def _lost(self, spans: list[Span]) -> list[Any]:
         """The records of a partition that are not visible."""
         place = spans[0].place
         ranges = {place: (min(s.first for s in spans), max(s.end for s in spans))}

@@ -41,7 +41,11 @@ class Message:
         return self.key_
 
     def value(self) -> bytes:
-        return b"v"
+        return b""
+
+    def __len__(self) -> int:
+        """As confluent_kafka's: of the value."""
+        return 0
 
     def partition(self) -> int:
         return 0
@@ -69,8 +73,8 @@ def settling(
     return missing_markers.Settling(Clients(SINK), "app", Mock(), {}, [])
 
 
-def span(first: int, end: int, count: int, task: int = 0) -> missing_markers._Span:
-    return missing_markers._Span(task, ("orders", 0), first, end, count)
+def span(first: int, end: int, count: int, task: int = 0) -> missing_markers.Span:
+    return missing_markers.Span(task, ("orders", 0), first, end, count)
 
 
 def test_what_lies_between_the_parts_of_a_batch_is_not_of_it(
@@ -92,8 +96,17 @@ def test_a_record_that_others_have_within_it_is_named(monkeypatch: pytest.Monkey
 def test_what_is_not_there_at_all_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the topic is compacted."""
     made = settling(monkeypatch, [Message(0)], set())
-    assert not made._is_visible(span(0, 1, 1))
-    assert made._is_visible(span(0, 5, 5))
+    assert made._is_hidden(span(0, 1, 1))
+    assert not made._is_hidden(span(0, 5, 5))
+
+
+def test_partitions_may_become_free_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second look asked for one of them, and failed."""
+    stable = iter([{("orders", 0): 5, ("orders", 1): 9}, {("orders", 0): 9}])
+    made = settling(monkeypatch, [], set())
+    made._published = {0: {"written": {"orders": {"0": [5, 6, 1], "1": [5, 6, 1]}}}}
+    monkeypatch.setattr(missing_markers, "list_offsets", lambda *_, **__: next(stable))
+    assert made._left_open() == []
 
 
 def test_a_topic_that_may_not_be_read_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +116,7 @@ def test_a_topic_that_may_not_be_read_is_believed(monkeypatch: pytest.MonkeyPatc
         raise SinkError("sink.not_authorized", "no")
 
     monkeypatch.setattr(missing_markers, "iter_ranges", refused)
-    assert made._is_visible(span(0, 1, 1))
+    assert not made._is_hidden(span(0, 1, 1))
 
 
 def test_a_key_that_is_no_text_is_published_as_it_was() -> None:

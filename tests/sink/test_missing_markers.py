@@ -6,6 +6,7 @@ either case. The others make the same log in another way, by a request that come
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -241,10 +242,22 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
     batches = numbered.NumberedSink(clients, APP)
     batches.take("q1", WHOLE.partitions)
     assert batches.owner() == ("q1", -1)
-    topic, partition = place = batches.markers.place
+    place = batches.markers.place
+    leave_open(own_broker, sink, place, b"{}")
+    with pytest.raises(SinkError) as caught:
+        batches.owner()
+    assert caught.value.code == "sink.hanging_transaction"
+    batches.take("q2", WHOLE.partitions)
+    assert batches.owner() == ("q2", -1)
+
+
+def leave_open(own_broker: OwnBroker, sink: config.Sink, place: PartitionId, value: bytes) -> None:
+    """A marker of task 2 in a transaction that is over, and open all the same."""
+    topic, partition = place
+    clients = Clients(sink)
     hasty = {"socket.timeout.ms": "1000", "message.timeout.ms": "900"}
     through = {"bootstrap_servers": own_broker.proxied, "properties": hasty}
-    lost = Record(f"{APP}/2", b"{}", partition, 0, [(SOURCE, APP)])
+    lost = Record(f"{APP}/2", value, partition, 0, [(SOURCE, APP)])
     with verification(own_broker, on=False):
         made = Clients(sink.model_copy(update=through))
         with TransactionWriter(made, APP, 2) as late:
@@ -256,11 +269,30 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
         own_broker.proxy.release()
         eventually(lambda: bool(open_below(clients, {place: high + 1}, 0)))
         eventually(lambda: list_offsets(clients, [place], "latest")[place] > high)
-    with pytest.raises(SinkError) as caught:
-        batches.owner()
-    assert caught.value.code == "sink.hanging_transaction"
-    batches.take("q2", WHOLE.partitions)
-    assert batches.owner() == ("q2", -1)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_marker_that_was_left_open_counts_if_its_rows_are_visible(
+    own_broker: OwnBroker, sink: config.Sink, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    """It ended the query that had to read it."""
+    monkeypatch.setattr("eventpub.sink.markers._OPEN_FOR", 1.0)
+    clients = Clients(sink)
+    batches = numbered.NumberedSink(clients, APP)
+    row, place = (sink.topic, 0), batches.markers.place
+    at = list_offsets(clients, [row], "latest")[row]
+    with TransactionWriter(clients, APP, 2) as writer:
+        if is_committed:
+            writer.run([Batch({}, [(sink.topic, Record(b"a", b"{}", 0, 0, []))])])
+        else:
+            writer.run_in_vain([row])
+    written = {sink.topic: {"0": [at, at + 1, 1]}}
+    marker = {"query": "q1", "batch": 3, "run": "", "digest": "d", "rows": 1, "refused": 0}
+    leave_open(own_broker, sink, place, json.dumps({**marker, "written": written}).encode())
+    found = batches.markers.back_to("q1", 3)
+    assert [key for key, _ in found] == ([f"{APP}/2"] if is_committed else [])
+    ends = {place: list_offsets(clients, [place], "latest")[place]}
+    eventually(lambda: not open_below(clients, ends, 0))
 
 
 class Parts:
