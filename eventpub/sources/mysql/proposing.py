@@ -41,6 +41,7 @@ from eventpub.sources.mysql.table import (
     Versions,
     free_name,
     holds_no_events,
+    is_view,
     listed,
     plain,
     rank,
@@ -104,7 +105,6 @@ class Proposal:
         candidates: the likeliest first.
         lacking: by name of each other table, which of our columns it has none for; and why.
         refused: by name of a table that looks like one, why it cannot be published.
-        views: those that look like one.
     """
 
     database: str
@@ -112,7 +112,6 @@ class Proposal:
     candidates: list[Candidate]
     lacking: dict[str, tuple[str, ...]]
     refused: dict[str, str]
-    views: list[str]
 
 
 @dataclass
@@ -149,15 +148,15 @@ def propose(
     """
     with closing(connect_for_reading(config)) as connection, mapped(display_name(config)):
         database = str(run(connection, "SELECT DATABASE()")[0][0])
-        found = Proposal(database, is_mariadb(connection), [], {}, {}, [])
+        found = Proposal(database, is_mariadb(connection), [], {}, {})
         given = columns or {}
         for name in [table] if table else _tables(connection):
             try:
                 read = read_table(config.model_copy(update={"table": name}), connection)
+                if read.is_view and table:
+                    raise is_view(name, f"database {database}")
                 if not read.is_view:
                     _sort(found, name, read, given)
-                elif table or not _guess(read, given).lacking:
-                    found.views.append(name)
             except StoreError:
                 if table:
                     raise
@@ -168,7 +167,6 @@ def propose(
 
 
 def _tables(connection: Connection) -> list[str]:
-    """Those that may have events, views among them."""
     rows = run_named(
         connection,
         "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
