@@ -1,8 +1,7 @@
 """Comparing the store's rows with the topic's records, in SQL on the two tables of `Sides`.
 
-First it is found which aggregates are plainly equal, as mostly all are: as many events, the same
-values, each record in its partition and after the versions below it. Only the others are compared
-in all ways. What differs is collected in the table `difference`.
+Aggregates that are plainly equal, mostly all, are found first; only the others are compared in all
+ways. Differences are collected in the table `difference`.
 """
 
 # ruff: noqa: S608 (names and conditions are this module's)
@@ -208,7 +207,6 @@ class _Comparison:
         self._run(f"INSERT INTO difference SELECT '{kind}', * FROM ({select})")
 
     def _find_rows(self, kind: str, rows: Sequence[tuple[str, int, int, str]]) -> None:
-        """Differences of the store's rows: id, version, `create_time` and note of each."""
         names = ("id", "version", "create_time", "note")
         found = pa.table({name: [row[at] for row in rows] for at, name in enumerate(names)})
         self._insert(f"INSERT INTO difference BY NAME SELECT '{kind}' AS kind, * FROM found", found)
@@ -220,10 +218,7 @@ class _Comparison:
             self._sides.database.unregister("found")
 
     def _doubled(self) -> None:
-        """Leave one row of each version: the one that is published, or else the first.
-
-        Another one is a dead letter, or a difference.
-        """
+        """One row of each version stays; another one is a dead letter, or a difference."""
         backs = [0, *(back for _, back in self._rules.clock_changes)]
         self._run(_DOUBLED.replace("$backs", str(backs)))
         [[dead]] = self._run("SELECT count(*) FROM other WHERE note = 'dead'")
@@ -253,7 +248,6 @@ class _Comparison:
         )
 
     def _extra(self) -> None:
-        """On the topic, not in the store as it was read: it may have been committed since."""
         without_row = f"SELECT {_AT}, 'not in the store' FROM record WHERE nth = 1 AND NOT has_row"
         asked = self._run(f"{without_row} ORDER BY create_time LIMIT {MOST_LOOKED_UP}")
         arrived = list(self._look_up([row[:2] for row in asked]))
@@ -279,7 +273,6 @@ class _Comparison:
         self._find("out_of_order", f"SELECT {_AT}, 'after a later version' FROM {behind}")
 
     def _missing(self) -> None:
-        """In the store, not on the topic: unless its absence is recorded."""
         self._run(_ABSENT)
         accounted = self._verdict.accounted
         counts = dict(self._run("SELECT why, count(*) FROM absent GROUP BY why"))

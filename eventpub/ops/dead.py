@@ -1,8 +1,7 @@
-"""Dead letters, and rows that are not on the topic: which there are, and publishing them after all.
+"""Dead letters, and rows that are not on the topic: listing them, and publishing them after all.
 
-To publish a row is the running publisher's work, since only it writes its partitions: it is
-asked, and told how far the topic was searched for the row, so that what was published meanwhile, or
-is asked for twice, is published once.
+Only the running publisher writes its partitions, so it is asked to publish; the request says how
+far the topic was searched for the row, so that the row is published once.
 """
 
 from __future__ import annotations
@@ -219,7 +218,6 @@ def _letter(message: Message, headers: dict[str, bytes | None]) -> Letter:
 
 
 def _since(letter: Letter) -> int:
-    """No record of the row has an earlier timestamp, ms."""
     created = records.time_of(letter.headers.get(records.TIME, ""))
     return min(letter.timestamp, records.timestamp(created))
 

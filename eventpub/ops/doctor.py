@@ -1,8 +1,4 @@
-"""`eventpub doctor`: everything that `run` needs, looked at before it runs.
-
-Nothing is changed. A check that cannot be made because a service is away says so once, and the
-others are still made.
-"""
+"""`eventpub doctor`: checks everything that `run` needs, and changes nothing."""
 
 from __future__ import annotations
 

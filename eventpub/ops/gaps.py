@@ -1,9 +1,7 @@
 """Open holds and recorded skips: see them, and act on one.
 
-A running publisher is asked, wherever its shards are: it knows the open holds, and a skip must be
-published together with the events that follow it. When none runs, open holds are read from the
-indexes of this machine; a request is kept only where that was asked for. Recorded skips are on
-`<topic>.gaps`.
+A running publisher is asked. When none runs, holds are read from the indexes of this machine, and a
+request is kept only with `later`. Recorded skips are on `<topic>.gaps`.
 """
 
 from __future__ import annotations
@@ -143,9 +141,7 @@ def pending(
 
 
 def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
-    """The first and last version that a skip of an aggregate's open gap would give up.
-
-    None where it holds nothing.
+    """The versions that a skip of an aggregate's open gap would give up; None: it holds nothing.
 
     Raises:
         StateError, StoreError: the index or the store cannot be read.

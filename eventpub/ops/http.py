@@ -1,8 +1,7 @@
 """Serving HTTP: at `ops.http` for browsers and Prometheus, and on a socket for the command line.
 
-Each connection has a thread of the publisher's process. What is answered is the business of
-`pages`. What must hold: clients that connect and send nothing, or slowly, or nonsense, keep no
-other out, and cost a bounded number of threads.
+Clients that send nothing, or slowly, or nonsense, keep no other out and cost a bounded number of
+threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A first configuration for a database: the event table found in it, and the SQL for an account.
-
-What is written is a proposal that passes `config check`; a password is never written.
-"""
+"""A first configuration for a database: the event table found in it, and the SQL for an account."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from eventpub.config import Columns, Config
 from eventpub.errors import ConfigError, StoreError
 from eventpub.settings import Loaded
 from eventpub.sources.mysql.proposing import Candidate, Proposal, propose
-from eventpub.sources.mysql.table import is_view, quote
+from eventpub.sources.mysql.table import quote
 
 _ACCOUNT = "eventpub"
 
@@ -49,8 +46,7 @@ def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
 
     Raises:
         ConfigError: init.file_exists, init.not_writable
-        NoTableError: init.no_table, init.column_unknown, init.several_tables,
-            init.not_publishable
+        NoTableError: init.no_table, init.column_unknown, …
         StoreError: store.is_view, …; or the database cannot be looked at.
     """
     config = loaded.config
@@ -134,7 +130,6 @@ def _exists(file: Path) -> ConfigError:
 
 
 def _chosen(found: Proposal, table: str | None) -> Candidate:
-    """The table that a configuration is written for; raises `NoTableError`, or store.is_view."""
     if not found.candidates:
         raise _nothing(found, table)
     best = [c for c in found.candidates if c.score == found.candidates[0].score]
@@ -161,12 +156,12 @@ def _nothing(found: Proposal, table: str | None) -> StoreError:
             where=f"table {name}",
             suggestion="publish a table that has a version per aggregate: 1, 2, 3, …",
         )
-    if found.views:
-        return is_view(found.views[0], f"database {found.database}")
-    # of the tables that resemble an event table, those that lack least
-    near = sorted((len(lacks), name) for name, lacks in found.lacking.items() if len(lacks) < 3)
-    names = [table] if table else [name for size, name in near if size == near[0][0]]
-    if not names:
+    lacks, name = min(
+        ((of, name) for name, of in found.lacking.items()),
+        key=lambda one: (len(one[0]), one[1]),
+        default=((), ""),
+    )
+    if not table and (not lacks or len(lacks) > 2):
         return NoTableError(
             "init.no_table",
             f"no table of database {found.database} looks like an event table: aggregate id,"
@@ -174,14 +169,13 @@ def _nothing(found: Proposal, table: str | None) -> StoreError:
             where="store.url",
             suggestion="name it with --table, or have `eventpub migrate --sql` print one",
         )
-    lacks = "; ".join(f"table {name} lacks {', '.join(found.lacking[name])}" for name in names)
     return NoTableError(
         "init.column_unknown",
-        "no table could be identified as the event table by the names and types of its columns:"
-        f" {lacks}",
-        where=f"table {', '.join(names)}",
-        suggestion=f"if it is the one, name its columns: --table {' or '.join(names)} "
-        + " ".join(f"--set store.columns.{role.split()[0]}=…" for role in found.lacking[names[0]])
+        f"table {name} could not be identified as the event table by the names and types of its"
+        f" columns: it lacks {', '.join(lacks)}",
+        where=f"table {name}",
+        suggestion=f"if it is the one, name its columns: --table {name} "
+        + " ".join(f"--set store.columns.{role.split()[0]}=…" for role in lacks)
         + "; each row needs a version (1, 2, 3, … in its aggregate)",
     )
 
@@ -201,7 +195,6 @@ def _without_password(url: str) -> str:
 
 
 def _columns(chosen: Candidate) -> dict[str, str | tuple[str, ...]]:
-    """Those whose names differ; "" where a column of our name is something else."""
     differ = {}
     own = {**Columns().model_dump(), "aggregate_id": "aggregate_id"}
     for ours, default in own.items():

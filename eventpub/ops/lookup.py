@@ -1,7 +1,4 @@
-"""What is known of events: in the store, and on the topics that the publisher has written.
-
-Reads by the sink's code; what compares store and topic does not (`ops.topic`).
-"""
+"""What is known of events: in the store, and on the publisher's topics."""
 
 from __future__ import annotations
 
@@ -55,10 +52,7 @@ def shown_row(row: Stored) -> dict[str, Any]:
 def stored_rows(
     store: EventStore, aggregate_id: str, versions: list[int]
 ) -> tuple[dict[int, Stored], int | None]:
-    """The rows of some versions, and the creation time of the oldest of them and the one below.
-
-    The time is None where neither is there, or one has none.
-    """
+    """The rows of some versions, and the oldest time of them and the row below, or None."""
     if not versions:
         return {}, None
     rows = store.seen(VersionRange(aggregate_id, versions[0], versions[-1]))
@@ -94,14 +88,12 @@ def shown_record(record: Found) -> dict[str, Any]:
 
 
 class OwnTopics:
-    """Reads the records of a publisher, of its name and its former ones, in all partitions: one
-    written before partitions were added is not in the partition of its key.
+    """Reads the records of a publisher, of its name and its former ones, in all partitions.
 
     Args:
         until: as of `sink.reading.read_committed`.
 
     Attributes:
-        clients: of the cluster.
         unread: partitions that were not read to their ends.
         is_cut: whether retention has removed records of the topic of events behind `starts`.
     """
@@ -149,8 +141,7 @@ class Topics:
     """What the topics have of an aggregate, as far as that was found in a limited time.
 
     Attributes:
-        own: the topics.
-        partitions: how many the topic itself has; 0: there is no topic yet.
+        partitions: of the topic itself; 0: there is no topic yet.
         by_version: dead letters, then events.
     """
 
@@ -174,7 +165,7 @@ class Topics:
         """Read its events.
 
         Args:
-            wanted: versions; it ends when all are found. None: all that there are.
+            wanted: reading ends when these versions are found; None: all.
             oldest: no record of them should be older, µs; None: not known.
         """
         places = self.own.places(self._sink.topic, self._sink.late_topic)
@@ -208,7 +199,6 @@ class Topics:
     def _take(
         self, message: Message, headers: dict[str, Any], wanted: Collection[int] | None
     ) -> int | None:
-        """Note a record, if it is of a version that counts; returns this version."""
         if message.topic() == self._sink.gaps_topic:
             self.skips.append(read_gap(message.value() or b""))
             return None

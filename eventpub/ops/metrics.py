@@ -65,13 +65,11 @@ def _gauge(name: str, text: str, value: Callable[[Status], Any]) -> Metric:
 
 
 def _counter(name: str, key: str, text: str) -> Metric:
-    """Args: key: of `counters` in the status."""
     name = f"eventpub_{name}_total"
     return Metric(name, "counter", text, lambda status: [([], status["counters"].get(key, 0))])
 
 
 def _by_shard(name: str, key: str, text: str) -> Metric:
-    """Args: key: of each of `shards` in the status."""
 
     def samples(status: Status) -> Samples:
         return [([str(shard["shard"])], shard[key]) for shard in status["shards"]]
@@ -155,8 +153,6 @@ METRICS = (
 
 
 class _OfStatus(Collector):
-    """Asks for the status at each scrape."""
-
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
 

@@ -214,7 +214,6 @@ class Site:
         return json_reply(found, 503 if found["is_paused"] is None else 200)
 
     def _trace(self, asked: Asked) -> Reply:
-        """Where an event is, or each of the last versions of an aggregate; one at a time."""
         given, number = asked.parameters.get("aggregate_id", ""), asked.parameters.get("version")
         if not given or not (number or "0").isdecimal():
             raise refused("it needs aggregate_id, and a number as version", 400)
@@ -227,7 +226,6 @@ class Site:
             self._tracing.release()
 
     def _act(self, asked: Asked, action: Literal["list", "retry", "skip"]) -> Reply:
-        """What an aggregate's shard answers; to "list", which versions a skip would give up."""
         given = asked.parameters
         if not (aggregate_id := given.get("aggregate_id", "")):
             raise refused("it needs aggregate_id", 400)

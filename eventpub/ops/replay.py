@@ -1,11 +1,8 @@
-"""Publishing a range of the store once more, on purpose, to another topic.
+"""Publishing a range of the store once more, to another topic.
 
-The keys of the range are sorted in a database that spills to disk: by creation time, but a version
-that was created after a later one of its aggregate goes before that one. They are published in this
-order; each portion is one transaction of a `ShardSink`, and every record says which replay it
-belongs to. What must hold: within an aggregate versions ascend, also where their times do not, and
-a replay that is run again publishes nothing twice. The topic says what is done: of each aggregate
-everything up to its highest version there. It takes the memory of a portion.
+The keys of the range are sorted in a database that spills to disk: by creation time, but within an
+aggregate by version. Each portion is one transaction, and every record names its replay. A replay
+that is run again reads the topic and publishes only what is not there.
 """
 
 from __future__ import annotations
@@ -132,8 +129,6 @@ def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None)
 
 
 class _Order:
-    """The keys of a range in the order in which they are published, and what of them is done."""
-
     def __init__(self, folder: Path) -> None:
         self._database = open_database(folder).execute(_TABLES)
         self.total = 0
@@ -144,8 +139,8 @@ class _Order:
     def read(self, what: Range, store: EventStore) -> None:
         """Read the keys.
 
-        A local time of an hour that the clocks repeat stands for two instants, and the table cannot
-        tell which one a row is of: it is of the range if either is, and published with the first.
+        A row of an hour that the clocks repeat is of the range if either of its times is, and is
+        published with the first.
         """
         for batch in store.keys(what.first - 1, min(what.last, store.now()), None):
             self._add("event", *map(batch.column, ("aggregate_id", "version", "create_time")))
@@ -215,8 +210,8 @@ class _Replay:
         """Publish what is left; False where it goes on with another writer.
 
         Raises:
-            SinkError: `RecordRefusedError`: that is left out from now on, and nothing was
-                published. Others: it may be published; the topic is read back.
+            RecordRefusedError: these rows are left out from now on, and nothing was published.
+            SinkError: it may be published; the topic is read back.
         """
         result, marks = self._result, [(REPLAY, self._result.id)]
         for page in self._order.left():
@@ -235,7 +230,6 @@ class _Replay:
         return True
 
     def _rows(self, page: Page) -> Iterator[pa.Table]:
-        """The rows of some events, as many at a time as a transaction may have."""
         turns = {event[:2]: turn for turn, event in enumerate(page)}
         left = version_ranges([event[:2] for event in page])
         while left:
@@ -314,10 +308,7 @@ def _topic(config: Config, topic: str) -> int:
 
 
 def _refuse_other(clients: Clients, topic: str, partitions: int) -> None:
-    """Refuse a topic to which a publisher writes: its events are there once, in their order.
-
-    The last records of each partition are looked at, whichever application wrote them.
-    """
+    """Refuse a topic to which a publisher writes, by the last records of each partition."""
     places: list[Place] = [(topic, number) for number in range(partitions)]
     ends = list_offsets(clients, places, "latest", committed=True)
     starts = {place: max(0, end - _LAST_OFFSETS) for place, end in ends.items()}

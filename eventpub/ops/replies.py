@@ -118,10 +118,8 @@ class Guard:
     def require_own_page(self, asked: Asked) -> None:
         """Answer no browser that shows another site's page.
 
-        On loopback, no name but this machine's own is answered: another site could let its name
-        lead to this address (DNS rebinding). Anywhere, what names another origin is refused,
-        whatever token it has; behind a proxy that changes the host, X-Forwarded-Host is what it
-        was.
+        On loopback only this machine's names are answered (DNS rebinding); another Origin is
+        refused everywhere, whatever its token. X-Forwarded-Host is the host before a proxy.
         """
         host, origin = asked.headers.get("host", ""), asked.headers.get("origin")
         try:

@@ -1,8 +1,6 @@
 """Both sides of a comparison in a DuckDB database: any number of rows in bounded memory.
 
-The table `store` has the event table's rows, `topic` the records of all topics; payload, type and
-metadata are there as hashes. The database is in memory up to `memory_limit`, and beyond it in
-`folder`.
+Payload, type and metadata are there as hashes.
 """
 
 # ruff: noqa: S608 (names and conditions are this module's)
@@ -159,9 +157,7 @@ def store_columns(batch: pa.RecordBatch) -> pa.Table:
 
 @contextmanager
 def spill_folder() -> Iterator[Path]:
-    """A folder in TMPDIR that is removed at the end.
-
-    Removes the folders of comparisons that were killed, too.
+    """A folder in TMPDIR that is removed at the end; removes those of killed comparisons, too.
 
     Raises:
         StateError: `verify.no_space`.

@@ -146,7 +146,6 @@ def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
 
 
 def _user() -> str:
-    """The user that runs this command; a container's may have no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -1,15 +1,14 @@
-"""Reading a publisher's topics: the committed records that are there now, as columns.
+"""Reading a publisher's topics as columns, up to what is committed now.
 
-What must hold: a partition that cannot be read to its end (a transaction that hangs open) is an
-error, never an end. Records are not taken apart by code of the sink's: what is said about the topic
-must not depend on the code that wrote it.
+A partition that cannot be read to its end is an error. Records are taken apart here, not by the
+sink; only how metadata become headers is its rule.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,6 +22,7 @@ from eventpub.sink.client import Clients
 from eventpub.sink.faults import topic_missing
 from eventpub.sink.fencing import hanging
 from eventpub.sink.reading import Place, Reading
+from eventpub.sink.records import metadata_headers
 from eventpub.sink.topics import list_offsets, offsets_at, open_below, partition_counts
 from eventpub.times import format_time
 
@@ -47,7 +47,6 @@ _NUMBERS = (
 )  # fmt: skip
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_NOTHING = object()
 _NULL = ("null",)  # hash(None) is not the same in all processes
 _EMPTY_HASH = hash(frozenset())
 _ENVELOPE = 7  # the headers that every event has
@@ -244,7 +243,7 @@ class Rows:
         if "eventpub_late" in by_name and kind == EVENT:
             kind = LATE
         plain = _ENVELOPE + ("content-type" in by_name) + (kind == LATE)
-        metadata = _EMPTY_HASH if len(headers) == plain else _hash_of_metadata_headers(headers)
+        metadata = _EMPTY_HASH if len(headers) == plain else _hash_of_headers(headers)
         value = message.value()
         payload, type_ = 1 if value is None else hash(value), hash(by_name.get("ce_type") or b"")
         if kind == DEAD:
@@ -294,7 +293,6 @@ def _micros(time: bytes | None) -> int:
 
 
 def _is_stamped(timestamp: int, created: int) -> bool:
-    """Whether a record's timestamp (ms) may be that of an event created at `created` (µs)."""
     latest = max(created // 1000, 1)
     # an event whose time lay in the future has the time of its publication
     return timestamp == latest or 0 < timestamp < latest
@@ -305,44 +303,16 @@ def hashes(values: Sequence[bytes | None]) -> npt.NDArray[np.int64]:
     return np.fromiter((1 if v is None else hash(v) for v in values), np.int64, len(values))
 
 
-def _hash_of_metadata_headers(headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """The hash of the headers that come from a row's metadata."""
-    return _hash_of_pairs([(n, v) for n, v in headers if not _is_reserved(n)])
-
-
 def _is_reserved(name: str) -> bool:
     return name == "content-type" or name.startswith(("ce_", "eventpub_"))
 
 
-def _hash_of_pairs(pairs: Collection[tuple[str, bytes | None]]) -> int:
-    return hash(frozenset((name, _NULL if value is None else value) for name, value in pairs))
+def _hash_of_headers(headers: Iterable[tuple[str, str | bytes | None]]) -> int:
+    """The hash of the headers that come from a row's metadata."""
+    own = ((name, value) for name, value in headers if not _is_reserved(name))
+    return hash(frozenset((name, _NULL if value is None else value) for name, value in own))
 
 
 def hash_of_metadata(octets: bytes | None) -> int:
-    """The hash of a row's metadata, by the documented rules of how they become headers."""
-    if not octets:
-        return _EMPTY_HASH
-    try:
-        data = json.loads(octets.decode())
-    except (ValueError, RecursionError):
-        data = _NOTHING
-    if data is None:
-        return _EMPTY_HASH
-    if not isinstance(data, Mapping):
-        return _hash_of_pairs([("metadata", octets)])
-    pairs: list[tuple[str, bytes | None]] = []
-    for name, value in data.items():
-        if name == "content-type":
-            continue
-        renamed = f"metadata_{name}" if _is_reserved(name) else name
-        sent = renamed.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
-        pairs.append((sent.decode(), _header_bytes(value)))
-    return _hash_of_pairs(pairs)
-
-
-def _header_bytes(value: Any) -> bytes | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return str(value).encode(errors="replace")
+    """The hash of the headers that a row's metadata become."""
+    return _hash_of_headers(metadata_headers(octets)) if octets else _EMPTY_HASH

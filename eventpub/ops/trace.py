@@ -204,8 +204,6 @@ def trace(
 
 @dataclass(frozen=True)
 class _Publisher:
-    """What the publisher says, or its state where none runs."""
-
     is_running: bool
     position: int | None
     start: int
@@ -232,7 +230,6 @@ def _ask_publisher(config: Config, aggregate_id: str, partitions: int) -> _Publi
 
 
 def _known(config: Config, store: EventStore, aggregate_id: str, hold: Hold | None) -> range:
-    """The versions from the first that is published to the highest."""
     newest = store.versions(VersionRange(aggregate_id, LOWEST, HIGHEST), 1, highest=True)
     if hold is not None:
         newest.append(hold.seen)
@@ -257,7 +254,7 @@ class _Judge:
         traced = Traced(version, "unknown", "", stored, found, hold, skip)
         verdict, note = self._on_topics(found, stored) or self._not_on_topics(traced)
         notes = [note] if note else []
-        if stored is not None and stored.others and verdict != "dead":
+        if stored is not None and stored.others:
             notes.append(f"{1 + len(stored.others)} rows of one version")
         if stored is None and any(f.topic == self._config.sink.topic for f in found):
             notes.append("no row in the table")
@@ -272,81 +269,57 @@ class _Judge:
         if events and stored is not None and letters and letters[-1].startswith(OF_ANOTHER):
             created = timestamp(stored.create_time or 0)
             if stored.others or all(event.timestamp != created for event in events):
-                rows = 1 + len(stored.others)
-                return "dead", letters[-1] + (f" ({rows} rows)" if rows > 1 else "")
+                return "dead", letters[-1]
         if len(events) > 1:
             return "published", f"{len(events)} times: see `eventpub verify`"
-        if events and not events[0].is_late:
-            return "published", ""
         if events:
-            return "late", "published, marked as late"
+            late = "published, marked as late"
+            return ("late", late) if events[0].is_late else ("published", "")
         if any(f.topic == sink.late_topic for f in found):
             return "late", f"diverted to {sink.late_topic}"
         return ("dead", letters[-1]) if letters else None
 
-    def _not_on_topics(self, traced: Traced) -> tuple[str, str]:
-        stored, hold = traced.stored, traced.hold
-        if traced.skip is not None:
-            return self._skipped(traced, traced.skip)
-        if stored is not None and (why := self._why_invalid(stored)):
-            return "invalid", why
+    def _not_on_topics(self, traced: Traced) -> tuple[str, str]:  # noqa: PLR0911, PLR0912
+        stored, hold, publisher = traced.stored, traced.hold, self._publisher
+        if (skip := traced.skip) is not None:
+            when = f"skipped at {format_time(skip.skipped_at)} ({skip.reason})"
+            if stored is not None and in_ranges(traced.version, publisher.skipped):
+                return "skipped", f"{when}; it is in the store by now: see `eventpub gaps retry`"
+            if stored is not None and self._config.gaps.late == "drop":
+                return "late", f"{when}, and dropped when it came (gaps.late)"
+            return "skipped", when
+        created = 0 if stored is None else stored.create_time
+        if created is None:
+            return "invalid", (
+                "no create_time, or a zero date. The publisher stops when it is the missing version"
+                " (store.row_invalid): correct or remove the row"
+            )
+        if stored is not None and created <= 0 and publisher.start <= 0:
+            return "invalid", "created before 1970: published only when it is the missing version"
+        if hold is not None and hold.catching_up:
+            return "held", "more events were waiting than one transaction may hold"
         if hold is not None:
-            return _held(hold, stored)
+            waits = (
+                f"waits for version {hold.first_missing} since {format_time(hold.first_seen)}, next"
+                f" attempt {format_time(hold.next_attempt)}, {hold.attempts} failed"
+            )
+            return ("missing", f"the aggregate {waits}") if stored is None else ("held", waits)
         if self._topics.own.unread:
             return "unknown", "the topics were not read to their ends; see --timeout"
         if stored is None:
             return "unknown", "neither in the store nor on the topics"
-        return self._in_store_only(stored)
-
-    def _why_invalid(self, stored: Stored) -> str:
-        """What keeps a row from being published, whatever is waited for; "": nothing does."""
-        if stored.create_time is None:
-            return (
-                "it cannot be published: no create_time, or a zero date. The publisher stops when"
-                " it is the missing version (store.row_invalid): correct or remove the row"
-            )
-        if stored.create_time <= 0 and self._publisher.start <= 0:
-            return (
-                "created before 1970, where reading by time begins: published only when it is the"
-                " missing version"
-            )
-        return ""
-
-    def _skipped(self, traced: Traced, skip: SkippedGap) -> tuple[str, str]:
-        when = f"skipped at {format_time(skip.skipped_at)} ({skip.reason})"
-        if traced.stored is None:
-            return "skipped", when
-        if in_ranges(traced.version, self._publisher.skipped):
-            return "skipped", f"{when}; it is in the store by now: see `eventpub gaps retry`"
-        if self._config.gaps.late == "drop":
-            return "late", f"{when}, and dropped when it came (gaps.late)"
-        return "skipped", when
-
-    def _in_store_only(self, stored: Stored) -> tuple[str, str]:
-        publisher, created = self._publisher, stored.create_time or 0
-        position, horizon = publisher.position, self._config.recount.horizon
         if created <= publisher.start:
             return "baseline", f"created before the start, {format_time(publisher.start)}"
-        if position is None:
+        if publisher.position is None:
             return "unknown", "app.state_dir of this machine has no publisher's state"
-        if created > position:
-            return "waiting", f"events created by {format_time(position)} are read so far"
-        if self._now - created < horizon:
+        if created > publisher.position:
+            return "waiting", f"events created by {format_time(publisher.position)} are read so far"
+        if self._now - created < (horizon := self._config.recount.horizon):
             until = format_time(created + horizon)
             return "waiting", f"its second was read before it was there; recounted until {until}"
         if self._topics.own.is_cut:
             return "unknown", "retention has removed the topic's first records"
         return "missing", "it should be on the topic: see `eventpub verify`"
-
-
-def _held(hold: Hold, stored: Stored | None) -> tuple[str, str]:
-    if hold.catching_up:
-        return "held", "more events were waiting than one transaction may hold"
-    waits = (
-        f"waits for version {hold.first_missing} since {format_time(hold.first_seen)}, next attempt"
-        f" {format_time(hold.next_attempt)}, {hold.attempts} failed"
-    )
-    return ("missing", f"the aggregate {waits}") if stored is None else ("held", waits)
 
 
 def _notes(config: Config, topics: Topics, publisher: _Publisher, timeout: float) -> list[str]:

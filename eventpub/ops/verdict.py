@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from eventpub.config import Read, format_time
+from eventpub.publisher.workers import MOST_EVENTS
 
 if TYPE_CHECKING:
     from eventpub.sources.mysql import EventStore
@@ -23,9 +24,6 @@ the store, and no longer than the publisher does."""
 
 GRACE = 10_000_000
 """µs that an event may wait beyond `read.delay` and `read.max_wait`."""
-
-MOST_EVENTS = 100_000
-"""Events that are counted, at most: counting a long backlog costs as much as reading it."""
 
 
 @dataclass(frozen=True)

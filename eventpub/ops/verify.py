@@ -1,16 +1,8 @@
 """Comparing the event table with the topic: is everything published, once, in order, unaltered.
 
-Both sides are read once, each in a thread, cut down to hashes, and put into a database that spills
-to disk (`sides`), where they are compared (`comparison`). What must hold: no difference is passed
-over; a row that commits while we compare is not taken for one; and a publisher that is stuck is
-not taken for one that has published everything.
-
-    store ─ rows ────┐
-                     ├▶ sides ─▶ comparison ─▶ verdict
-    topic ─ records ─┘   ▲            │
-      ▲                  └ what came ─┘ while events are missing, for some seconds
-      └ its ends are asked for again once the store was read: what is committed and published
-        meanwhile is not missing
+Both sides are read once, each in a thread, into a database that spills to disk (`sides`), and
+compared there (`comparison`). While few events are missing, the topic is read on for some seconds:
+what is published meanwhile is not missing.
 """
 
 from __future__ import annotations
@@ -121,8 +113,12 @@ def _held_since(config: Config, now: int) -> int:
     gaps, read = config.gaps, config.read
     attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
     longest = attempts + read.delay + read.max_wait + GRACE
-    has_holds = _read_state(config, "progress.json").get("holds")
-    return 0 if has_holds else now - longest
+    started = _read_state(config, "status.json").get("started_at")
+    has_just_begun = isinstance(started, float | int) and time.time() - started < longest / 1e6
+    progress = _read_state(config, "progress.json")
+    if progress.get("holds") and (has_just_begun or progress.get("is_paused")):
+        return 0  # it has not attempted them since
+    return now - longest
 
 
 class _StoppedError(Exception):
@@ -145,11 +141,7 @@ class _Run:
         self._done = {"store": 0.0, "topic": 0.0}
 
     def compare(self, spans: Mapping[Place, tuple[int, int]], wait: float) -> Verdict:
-        """Read both sides and compare them.
-
-        As long as few events are missing, they get some seconds to be published: the topic is read
-        on, and the sides are compared again.
-        """
+        """Read both sides and compare them, again while few events are missing."""
         doing = "reading store and topic"
         self._beside(doing, self._read_store, lambda: self._read_topic(spans))
         ends = self._read_on(doing, {place: end for place, (_, end) in spans.items()})
@@ -200,14 +192,12 @@ class _Run:
         self._done["topic"] = 1.0
 
     def _read_on(self, doing: str, ends: Mapping[Place, int]) -> dict[Place, int]:
-        """Read what is on the topic after some ends; returns its ends now."""
         spans = self._reader.spans()
         left = {p: (max(first, ends.get(p, first)), end) for p, (first, end) in spans.items()}
         self._beside(doing, lambda: self._read_topic(left))
         return {place: end for place, (_, end) in spans.items()}
 
     def _beside(self, doing: str, *tasks: Callable[[], object]) -> None:
-        """Do tasks in threads of their own, and say meanwhile how far they are."""
         self._say(doing)
         with ThreadPoolExecutor(len(tasks)) as threads:
             left = {threads.submit(task) for task in tasks}
@@ -262,7 +252,6 @@ def _opened(file: Path) -> Iterator[IO[str]]:
 
 
 def _of_other_times(store: EventStore) -> Iterator[str]:
-    """Notes about rows in the future, and rows without a usable time."""
     ahead, rows = store.ahead()
     if rows:
         newest = format_time(store.now() + ahead)
@@ -275,7 +264,6 @@ def _of_other_times(store: EventStore) -> Iterator[str]:
 
 
 def _note_topic(reader: TopicReader, verdict: Verdict) -> None:
-    """Report records that no publisher of ours wrote, and records that retention removed."""
     if reader.foreign_count:
         verdict.found("extra", reader.foreign_count, reader.foreign)
     if reader.truncated:
