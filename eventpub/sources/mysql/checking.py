@@ -320,7 +320,7 @@ def _time_zone(subject: _Subject) -> Check:
     name, layout = "event store: time zone", subject.layout
     zone = layout.zone
     [(now, newest)] = run(subject.table.connection, statements.now_and_newest_time(layout))
-    writers = writers_zone(zone.name if zone else None)
+    name_of_zone = zone.name if zone else None
     said = "TIMESTAMP: the time zone does not matter as long as the database sets the value"
     if zone:
         hours, minutes = divmod(abs(zone.local(now) - now) // 60_000_000, 60)
@@ -333,7 +333,7 @@ def _time_zone(subject: _Subject) -> Check:
             "warn",
             f"{said}; but the newest event has a create_time in the future, {format_time(created)}:"
             " it is published then, or earlier if a later version of its aggregate points to it",
-            writers,
+            writers_zone(name_of_zone),
             "store.rows_in_future",
         )
     if created:
@@ -350,7 +350,7 @@ def _time_zone(subject: _Subject) -> Check:
         "wrong" if past > 2 else "warn",
         f"{said}; new rows arrive with create_times up to {oldest / 1e6:.0f} s old, behind what the"
         " publisher has read",
-        writers,
+        writers_zone(name_of_zone),
         "store.rows_in_past",
     )
 

@@ -117,7 +117,7 @@ class _Connection(pymysql.connections.Connection):
         if key not in _tls:
             if sslp:
                 made: ssl.SSLContext = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
-                # PyMySQL does not where the system's authorities are trusted
+                # PyMySQL does not do so with the system's authorities
                 made.check_hostname = bool(sslp.get("check_hostname"))
             else:  # encrypted where the server can, as the URL asks for no verification
                 made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -139,14 +139,14 @@ def connect(config: Store) -> Connection:
     """
     arguments = connect_arguments(config)
     read_timeout = arguments["read_timeout"]
-    # a server that accepts but never greets
+    # a server that never greets is noticed as soon as one that refuses
     greeting = min(read_timeout, arguments["connect_timeout"])
     arguments |= {"autocommit": True, "read_timeout": greeting}
     place = display_name(config)
     with mapped(place):
         connection = _open(place, arguments)
     connection._read_timeout = read_timeout  # type: ignore[attr-defined]
-    # a network in between shall not forget it while it is idle; if it does, it is noticed
+    # networks drop idle connections
     sock: socket.socket = connection._sock  # type: ignore[attr-defined]
     if sock.family != getattr(socket, "AF_UNIX", None):
         for name, value in _KEEPALIVE.items():

@@ -68,7 +68,7 @@ def migrate(
         StoreError: the database refused, or the table holds something else.
     """
     where, connection = _where(config), connect(config)
-    # of a table that is copied no word comes until that is done; keep-alive notices a lost server
+    # copying a table sends nothing for long; TCP keep-alive notices a lost server
     connection._read_timeout = None  # type: ignore[attr-defined]
     try:
         with mapped(where):
@@ -76,7 +76,6 @@ def migrate(
         if any(statement.startswith("ALTER TABLE") for statement in wanted):
             before_altering(wanted)
         with mapped(where):
-            # two that start at once (containers of one deployment) take turns
             if run(connection, f"SELECT GET_LOCK('{_LOCK}', {_LOCK_SECONDS})")[0][0] != 1:
                 raise StoreError(
                     "store.timeout",

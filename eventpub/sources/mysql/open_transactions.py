@@ -119,7 +119,7 @@ class OpenTransactions:
             self._first_poll = self._steady_since = at
             since = self._hidden_since
             if since is not None and since < reached:
-                # what was open at the former reader's last poll, and has ended since
+                # transactions of the former reader's last poll that have ended since
                 self._ended.append((since, reached))
         for t in before.values():
             self._end(t, reached)
@@ -167,7 +167,7 @@ class OpenTransactions:
             before = min(self.polled_at, started) if went_back else self.polled_at
             if found.statement is not None:
                 before = found.statement if found.is_waiting else min(before, found.statement)
-            # after a pause between polls: the clock may have gone back and ahead again meanwhile
+            # in a pause between polls the clock may have gone back and ahead again
             since = before if at - self.polled_at <= SECOND else min(before, started)
         return replace(
             found,
@@ -225,7 +225,7 @@ _SHOWS = 2
 _QUERY_LENGTH = 1000
 _NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 _AT = "UNIX_TIMESTAMP(trx_started)"
-# what the clocks showed twice is taken for the first time that they did
+# of a repeated local time, the first instant
 _AT_FIRST = (
     f"CASE WHEN FROM_UNIXTIME({_AT} - 3600) = trx_started THEN {_AT} - 3600"
     f" WHEN FROM_UNIXTIME({_AT} - 1800) = trx_started THEN {_AT} - 1800 ELSE {_AT} END"
@@ -301,7 +301,7 @@ def found_in(
             continue
         # MySQL's ages are whole seconds: the difference of two times, both rounded down
         since = (now if int(age) % SECOND else now // SECOND * SECOND) - int(age)
-        # none takes a day; of a session that has SET its own timestamp, that is what it says
+        # a session that has SET its own timestamp shows any age
         running[int(thread)] = since = min(max(since, now - DAY), now)
         if not only_reads(text) and (waits or _verb(text) in _APPENDS):
             statements[int(thread)] = since

@@ -183,7 +183,7 @@ def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any
         return
     roles = _guess(table, given)
     times = [c for c in table.columns.values() if _may_be(c, "create_time")]
-    # a column can be added for the time, where it is clear that the table has none
+    # where the table clearly has no time, a column can be added
     is_timeless = framework.name or (roles.by_key and not times)
     if roles.lacking and not (roles.lacking == ("create_time",) and is_timeless):
         found.lacking[name] = roles.lacking
@@ -247,7 +247,7 @@ def _best(
     fitting = [c for c in columns.values() if _may_be(c, role)]
     named = [c for c in fitting if rank(role, c.name) or (role == "id" and c.counts_rows)]
     if named:
-        # what numbers all rows is an id, and no version
+        # a number of all rows is an id, not a version
         named.sort(key=lambda c: (rank(role, c.name), c.name in indexed), reverse=True)
         return max(named, key=lambda c: c.counts_rows == (role == "id")).name
     if role == "create_time":

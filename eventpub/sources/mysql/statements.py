@@ -31,7 +31,7 @@ from eventpub.state_files import mapping
 
 _EPOCH = datetime(1970, 1, 1)
 _DATETIMES = -30_610_224_000_000_000, 253_402_300_799_999_999  # 1000-01-01 to 9999-12-31
-# A bound outside of what a TIMESTAMP can be makes MySQL scan the whole index.
+# a bound outside of TIMESTAMP's range makes MySQL scan the whole index
 _TIMESTAMPS = 1_000_000, 2_147_483_647_999_999  # 1970-01-01 00:00:01 to 2038-01-19 03:14:07.999999
 
 _NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
@@ -168,7 +168,7 @@ def in_shard(layout: Layout, shard: Shard | None) -> str:
         number = f"CRC32({layout.identity.utf8})"
     condition = f"{number} % {shard.partitions} % {shard.shards} = {shard.number}"
     if layout.id_is_nullable and shard.number == 0:
-        # such a row belongs to no shard; it is read so that it is refused, not skipped
+        # such a row belongs to no shard; it is read so that it can be refused
         condition = f"({condition} OR {layout.identity.selected} IS NULL)"
     return f" AND {condition}"
 
@@ -214,7 +214,7 @@ def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int
 def _in_range(layout: Layout, r: VersionRange) -> str:
     versions = f"BETWEEN {r.first:d} AND {r.last:d}"
     if layout.key_columns[-1] != layout.version and r.last - r.first < _FEW:
-        # what follows the version in the index is compared by it, too
+        # an index uses the columns behind the version only with IN
         versions = f"IN ({', '.join(str(v) for v in range(r.first, r.last + 1)) or 'NULL'})"
     return f"{layout.identity.equals(r.aggregate_id)} AND {layout.version} {versions}"
 

@@ -261,12 +261,12 @@ def read_table(config: Store, connection: Connection) -> EventTable:
     where = f"{display_name(config)}, table {config.table}"
     this = f"table_schema = DATABASE() AND table_name = {literal(config.table)}"
     with mapped(where):
-        # tells a missing table from one that we may not see; the catalogue shows neither
+        # the catalogue shows neither a missing table nor one without privileges
         run(connection, f"SELECT 1 FROM {quote(config.table)} LIMIT 0")
         columns = _columns(connection, this)
         facts = "SELECT table_type, engine, row_format FROM information_schema.tables WHERE "
         [kind] = run_named(connection, facts + this)
-        # not joined: each of these views looks at one table where that is named, else at all
+        # not joined: a join would make these views open every table
         partitions = run(
             connection,
             "SELECT partition_expression, subpartition_expression"

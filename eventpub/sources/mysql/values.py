@@ -215,7 +215,7 @@ class Zone:
         """The instants of local times read in ``after < t ≤ upto``; else the earlier ones."""
         starts, ends, offsets = self._tables
         i = np.searchsorted(ends, local, side="right")
-        # a local time that a forward change has left out counts as the change itself
+        # a local time that a forward change skips counts as the change itself
         earlier = np.maximum(local, starts[i]) - offsets[i]
         if after is None or upto is None:
             return earlier

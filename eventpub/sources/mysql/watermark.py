@@ -187,7 +187,7 @@ class Watermark:
         self._turns.is_ours = False  # its lock went with the former connection
         age = "time_ms * 1000" if is_mariadb(connection) else "time * 1000000"
         self._processes = PROCESSES.format(age=age)
-        # another isolation level's snapshot is not one, and the own transaction does not show
+        # other isolation levels take no snapshot, so that our own transaction would not show
         for setting in ("TRANSACTION ISOLATION LEVEL REPEATABLE READ", "time_zone = 'SYSTEM'"):
             run(connection, f"SET SESSION {setting}")
 
