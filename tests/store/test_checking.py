@@ -125,11 +125,16 @@ def test_a_local_time_without_a_number_to_watch_is_a_warning(database: FreshData
 
 
 @both
-def test_a_time_that_the_database_sets_in_utc_is_its_own(database: FreshDatabase) -> None:
-    """It counted as set by the writers."""
+def test_a_time_that_the_database_sets_in_utc_stays_so(database: FreshDatabase) -> None:
+    """It counted as set by the writers, and the remedy would have made it local time."""
     config = create(database, create_time="DATETIME(6) DEFAULT (UTC_TIMESTAMP(6))")
     config = config.model_copy(update={"time_zone": "UTC"})
     assert found(config)["create_time"].status == "ok"
+    database.execute(str(found(config)["rows without identity or time"].suggestion))
+    [(_, made)] = database.execute("SHOW CREATE TABLE events")
+    assert "utc_timestamp(6)" in made.lower()
+    assert "current_timestamp" not in made.lower()
+    assert found(config)["rows without identity or time"].status == "ok"
 
 
 @both

@@ -33,6 +33,7 @@ from eventpub.sources.mysql.layout import (
     identity,
     key_index,
     layout_of,
+    not_null,
     roles_of,
     set_identity,
 )
@@ -206,12 +207,14 @@ def _nulls(subject: _Subject) -> _Finding:
     rows = f"{counted(nameless, 'row')} of the newest {_NEWEST:,} without aggregate_id or version"
     if layout.skips_nulls:
         return "ok", f"{rows}; store.without_identity skips them"
-    said = f"{', '.join(allowed)} may be NULL: a row without create_time is never read"
-    fix = f"make {', '.join(allowed)} NOT NULL"
+    said, ways = f"{', '.join(allowed)} may be NULL: a row without create_time is never read", []
+    # a generated column is what its expression is
+    if not nameless and not any(table.columns[column].generated_as for column in allowed):
+        ways.append(not_null(table, allowed))
     if allowed != [time]:
         said += f", one without aggregate_id or version stops the publisher ({rows})"
-        fix += ', or set store.without_identity = "skip" if such rows are not events'
-    return "warn", said, fix
+        ways.append('set store.without_identity = "skip" if such rows are not events')
+    return "warn", said, "; or ".join(ways) or f"make {time} NOT NULL"
 
 
 def _versions(subject: _Subject, found: Versions) -> _Finding:
@@ -262,7 +265,8 @@ def _create_time(subject: _Subject) -> _Finding:
             "not set by the database: an event whose writer's clock is behind by more than"
             " read.delay is found late, by a gap or a recount"
         )
-    return "warn", said, f"let {column.name} default to the current time, and never change"
+    fix = None if column.generated_as else not_null(subject.table, [column.name])
+    return "warn", said, fix
 
 
 def _insertion_order(subject: _Subject) -> _Finding | None:

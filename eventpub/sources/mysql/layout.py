@@ -342,3 +342,23 @@ def beside(table: EventTable, key: Sequence[str]) -> list[str]:
 
 def set_identity(parts: Sequence[str]) -> str:
     return f"set aggregate_id = {json.dumps(parts, ensure_ascii=False)} in [store.columns]"
+
+
+def not_null(table: EventTable, columns: Sequence[str]) -> str:
+    """The statement after which columns refuse NULL, and are what they were otherwise; but a time
+    is set by the database, and only once, where a writer does not."""
+    changes = []
+    for column in (table.columns[name] for name in columns):
+        body, default = column.full_type, ""
+        if column.type in TIMES:
+            is_utc, at = "utc_timestamp" in column.default, column.precision or ""
+            default = f"({column.default})" if is_utc else f"CURRENT_TIMESTAMP({at})"
+        elif column.default not in {"", "null"}:
+            return f"make {', '.join(columns)} NOT NULL (ALTER TABLE … MODIFY)"
+        if column.charset:
+            body += f" CHARACTER SET {column.charset} COLLATE {column.collation}"
+        body += " NOT NULL" + f" DEFAULT {default}" * bool(default)
+        if column.comment:
+            body += " COMMENT '" + column.comment.replace("\\", "\\\\").replace("'", "''") + "'"
+        changes.append(f"MODIFY {quote(column.name)} {body}")
+    return table.alter(changes)

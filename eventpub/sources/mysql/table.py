@@ -75,6 +75,7 @@ class Column:
     default: str
     extra: str
     octets: int
+    comment: str
 
     def is_one_of(self, types: set[str]) -> bool:
         return not types.isdisjoint({self.type, self.full_type})
@@ -297,7 +298,7 @@ def _columns(connection: Connection, this: str) -> dict[str, Column]:
         " collation_name AS collation, COALESCE(datetime_precision, 0) AS `precision`,"
         " COALESCE(generation_expression, '') AS generated_as,"
         " LOWER(COALESCE(column_default, '')) AS `default`, LOWER(COALESCE(extra, '')) AS extra,"
-        " COALESCE(character_octet_length, 8) AS octets"
+        " COALESCE(character_octet_length, 8) AS octets, column_comment AS comment"
         f" FROM information_schema.columns WHERE {this} ORDER BY ordinal_position",
     )
     return {row["name"]: Column(**row) for row in rows}
