@@ -1,15 +1,10 @@
-"""What the coordinator and the shards' runners say to each other.
+"""Messages between the coordinator and the shards' runners, which are threads of one process.
 
-Runners are threads of the same process. A shard has one at a time: the next one is started when
-`Ended` of the last has come.
-
-    coordinator → runner   any number of Window, Comparison, Request; Stop
-    runner → coordinator   any number of Report, Folding; Ended, which is the last
-
-A runner is started with a `Beginning`. It does its work in order and reports after each committed
-transaction, and after each window, comparison and request. It may end at any moment: the next one
-reads the topic back. So a report carries the present state (position, offsets, holds) as a whole,
-and what happened since the report before. All times are µs on the database's clock.
+A shard has one runner at a time: the next starts after the `Ended` of the last. It starts with a
+`Beginning`, works in order, and reports after each committed transaction, window, comparison and
+request. It may end at any moment, and the next one reads the topic back: so a report carries the
+full state (position, offsets, holds) and what happened since the previous report. All times are µs
+on the database's clock.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ PartitionId: TypeAlias = tuple[str, int]
 LATENCY_BOUNDS = (
     0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
 )  # fmt: skip
-"""Seconds: inclusive upper bounds; a last bucket is for all above."""
+"""Upper bounds, s, inclusive; the last bucket counts all above."""
 
 
 # -- to a runner -----------------------------------------------------------------------------------
@@ -40,18 +35,17 @@ LATENCY_BOUNDS = (
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a runner knows of its shard when it is started.
+    """What a runner knows of its shard when it starts.
 
     Attributes:
-        low: the shard's position, or just before its oldest hold; of all shards until it has
-            reported. Without an index it reads from there, minus the horizon.
-        position: up to where all shards have accounted for everything.
-        acknowledged: next offsets that shards have ever reported.
-        is_placed: whether all that is on the topic was written with this number of partitions.
-        uncounted_since: nothing that is to be counted out of turn was created at or before.
-        hidden_since: nothing that may be unpublished below `low` was created at or before.
-        former_shards: the number of shards of the run before, if it differs.
-        former_indexes: folders of the indexes of another number of partitions.
+        low: the shard's position, or just before its oldest hold; the minimum of all shards until
+            it has reported. Without an index the runner reads from there, minus the horizon.
+        position: all shards have accounted for everything created up to here.
+        is_placed: everything on the topic was written with this number of partitions.
+        uncounted_since: rows to be counted out of turn were created after this.
+        hidden_since: rows below `low` that may be unpublished were created after this.
+        former_shards: of the previous run, if different.
+        former_indexes: folders of indexes for another number of partitions.
     """
 
     low: int
@@ -66,20 +60,15 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Window:
-    """How far the shard may read. It begins where the one before ended.
-
-    One that ends where the one before did is for holds that are due.
+    """How far the shard may read, from the end of the previous window.
 
     Attributes:
-        number: counts the windows of a runner; a report names the last that is done.
-        upto: events created at or before belong to it.
-        open_since: when the oldest open transaction began; None: there is none, or it is unknown. A
-            gap that was seen after it is not skipped.
-        hidden_since: nothing that open transactions hide was created at or before; None: unknown.
-        uncounted_since: as of `Beginning`.
-        after: where the rows begin, if they come along.
-        rows: the shard's rows of ``after < create_time <= upto``, schema `EVENTS`; None: the runner
-            reads them itself.
+        upto: inclusive end; the previous one if the window is for holds that are due.
+        open_since: start of the oldest open transaction; None: none, or unknown. A gap first seen
+            later is not skipped.
+        hidden_since: rows hidden by open transactions were created after this; None: unknown.
+        after: exclusive start of `rows`.
+        rows: the shard's, schema `EVENTS`; None: the runner reads them itself.
     """
 
     number: int
@@ -93,10 +82,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Buckets (seconds of `create_time`) whose keys all shards compare with their indexes.
-
-    Each has a higher number; a shard reports the last that it has done.
-    """
+    """Buckets (seconds of `create_time`) whose keys all shards compare with their indexes."""
 
     number: int = 0
     buckets: tuple[int, ...] = ()
@@ -107,19 +93,17 @@ Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks the publisher to do with one aggregate, or to show.
+    """A client's request.
 
     Attributes:
-        action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
-            shows open holds and what is missing of skips; "publish" publishes a row that is not on
-            the topic.
-        aggregate_id: whose; "" for a list of all.
-        version: the first to give up, without which none is; of "publish": the row's.
-        to_version: the last to give up; None: all up to the first one that is there.
-        searched: of "publish": by partition of the topic, up to which offset it does not have the
-            event. The shard searches the rest: it is published once, however often it is asked for.
-        most: of "list": so many holds, those that were seen first.
-        about: of "list": also the holds of these aggregates, and what is missing of their skips.
+        action: "retry" looks for missing versions now; "skip" gives up the open gap; "list" shows
+            holds and versions missing from skips; "publish" publishes a row not on the topic.
+        aggregate_id: "" to list all.
+        version: the row's to publish, or the first to skip; None: skips none.
+        to_version: the last to skip; None: up to the first present one.
+        searched: of "publish": per partition, the offset up to which the event was not found. The
+            shard searches the rest, so repeated requests publish it once.
+        most, about: of "list": limit of holds, first seen first; aggregates to include in any case.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -136,35 +120,31 @@ class Request:
 
 @dataclass(frozen=True)
 class Stop:
-    """Finish the transaction in work and leave."""
+    """Finish the current transaction and exit."""
 
 
 Work: TypeAlias = Window | Comparison | Request | Stop
 
 
 _IDLE_AFTER = 60.0
-"""Seconds without work after which a runner may do what is due now and then."""
+"""Seconds without work after which `Lane.receive` returns, so that periodic work can run."""
 
 
 class Lane:
-    """The queue of one runner's work; what is left in it when the runner has ended is dropped.
-
-    Attributes:
-        is_stopping: whether the runner is to leave; asked wherever something may take long.
-    """
+    """A runner's queue of work; what is left when the runner ends is dropped."""
 
     def __init__(self) -> None:
         self.is_stopping = False
         self._sent: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def send(self, message: Work) -> None:
-        """Have it done, after what was sent before; neither waits nor raises."""
+        """Enqueue work; never blocks or raises."""
         if isinstance(message, Stop):
             self.is_stopping = True
         self._sent.put(message)
 
     def receive(self) -> Work | None:
-        """Wait for the next work; None: `wake` was called, or nothing has come for a while."""
+        """Wait for the next work; None: `wake` was called, or none came in time."""
         try:
             return self._sent.get(timeout=_IDLE_AFTER)
         except queue.Empty:
@@ -182,39 +162,34 @@ class Report:
     """What a shard has done since its last report, and where it is now.
 
     Attributes:
-        done: number of the last window that is done.
-        position: everything created at or before is accounted for.
-        low: the position, or just before the shard's oldest hold; see `Beginning`.
-        hidden_since: as of the last `Window`.
+        done, compared: numbers of the last window and comparison done.
+        position: everything created up to here is accounted for.
+        low: the position, or just before the shard's oldest hold.
         next_due: when the next hold is due; None: nothing is held.
         offsets: next offset of each of the shard's partitions.
-        counts, published: rows, and records of events made visible, since the last report; so are
-            all that follow.
-        folded: records that another process, or an earlier one, had published.
-        replaced: producers that were given up after an indefinite answer or an abort.
+        counts, published: rows, and event records made visible, since the last report, like all
+            below.
+        folded: records found on the topic that another or an earlier process published.
+        replaced: producers replaced after an indefinite answer or an abort.
         restored: records republished because their transaction's marker was lost.
-        recount_found: events published that only a recount has found.
-        begin_above: aggregates seen for the first time, whose first version is missing.
-        skipped: gaps that were given up, as `admission.SkippedGap`; the first ones of very many.
-        dead: rows that were dead-lettered: `aggregate_id`, `version`, `reason`.
-        buckets: rows accounted for by bucket, where that has changed; in the first report all.
-        read_before: position of the index when the runner began; None: a later report, or a new
-            index.
-        compared, unfinished: the last `Comparison` that was done, and its buckets with something
-            left.
-        answers: by id of the request.
+        begin_above: new aggregates whose first version is missing.
+        skipped: gaps given up, as `admission.SkippedGap`; the first ones of very many.
+        dead: `aggregate_id`, `version` and `reason` of dead-lettered rows.
+        buckets: rows accounted for, by changed bucket; all buckets in the first report.
+        read_before: the index's position at the start; None: not the first report, or a new index.
+        unfinished: buckets of the comparison with something left.
+        answers: by request id.
         not_ours: records on the topics that this publisher has not written.
-        jumps: versions on the topic that cannot have been published there in order.
-        made_again: topics that were deleted and created again since the index was written.
-        is_placed: whether all partitions were read from their beginnings, and all records are where
-            they would be written today.
-        baseline: events created at or before count as published: index and topic have forgotten
-            them.
+        jumps: versions on the topic that cannot have been published in order.
+        made_again: topics recreated since the index was written.
+        is_placed: all partitions were read from their beginnings, and every record is where it
+            would be written today.
+        baseline: events created up to here count as published: index and topic have forgotten them.
         repeats_after: events created later may be published again, for the same reason.
-        rebuilt: why its index is rebuilt from the topic; None: it is not.
-        took: seconds of a micro-batch from its begin until it was decided.
-        latency, latency_sum: ages of published events at their commit, by `LATENCY_BOUNDS`; and s.
-        index_bytes: size of the index; None: not measured this time.
+        rebuilt: why the index is rebuilt from the topic; None: it is not.
+        took: seconds to decide a micro-batch.
+        latency, latency_sum: ages of events at commit, by `LATENCY_BOUNDS`; their sum in s.
+        index_bytes: None: not measured this time.
     """
 
     shard: int
@@ -255,7 +230,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Folding:
-    """How far a shard has read its topics back: records so far, and offsets left."""
+    """Progress of reading the topics back: records read, offsets left."""
 
     shard: int
     read: int
@@ -264,8 +239,6 @@ class Folding:
 
 @dataclass(frozen=True)
 class Ended:
-    """A shard's runner has ended, without an error where it was asked to."""
-
     shard: int
     error: EventpubError | None = None
 
@@ -278,21 +251,17 @@ Post: TypeAlias = Callable[[FromRunner], None]
 
 
 class MalformedError(ValueError):
-    """No message of this version."""
+    """Not a message of this version."""
 
 
 def fields_of(report: Report) -> dict[str, Any]:
-    """A report's fields, for JSON."""
+    """A report's fields as JSON-serializable values."""
     offsets = [[*place, offset] for place, offset in report.offsets.items()]
     return vars(report) | {"counts": vars(report.counts), "offsets": offsets}
 
 
 def report_of(given: dict[str, Any]) -> Report:
-    """The report of which these are the `fields_of`.
-
-    Raises:
-        MalformedError: there is none.
-    """
+    """Inverse of `fields_of`; raises `MalformedError`."""
     try:
         offsets = {(topic, partition): end for topic, partition, end in given["offsets"]}
         buckets = {int(bucket): rows for bucket, rows in given["buckets"].items()}
@@ -303,11 +272,7 @@ def report_of(given: dict[str, Any]) -> Report:
 
 
 def request_of(given: Any) -> Request:
-    """The request whose fields these are.
-
-    Raises:
-        MalformedError: it is none.
-    """
+    """Validate a request; raises `MalformedError`."""
     try:
         return _requests().validate_json(json.dumps(given))
     except (ValueError, TypeError, RecursionError) as error:

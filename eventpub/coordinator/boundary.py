@@ -1,11 +1,9 @@
 """The dynamic boundary: how far the store may be read now.
 
-A window ends at the database's *now − delay*, or at the `page_rows`-th row while there is a
-backlog, and below what open transactions may still hide, where they can be seen. Nobody else asks
-for open transactions: two that ask at the same pace see nothing new (see `Watermark`).
-
-While there is a backlog, one poll reads the rows for all shards: each of them would have the
-database find every row. What commits later into a page is found like any other late row.
+A window ends at the database's *now − delay*, or at the `page_rows`-th row of a backlog, and below
+what visible open transactions may hide. Only one client may poll these: two at one pace see nothing
+new (see `Watermark`). A page is read once for all shards: each of them would have the database find
+every row.
 """
 
 from __future__ import annotations
@@ -25,38 +23,37 @@ from eventpub.sources.base import Poll
 from eventpub.sources.mysql import Layout, Watermark
 
 _BEFORE_IT_SHOWS = 100_000
-"""µs in which a statement that has begun shows among the open transactions, with a wide margin."""
+"""µs until a statement that has begun shows among the open transactions, with a wide margin."""
 
 _SHOWS_AT_LAST = 3_000_000
-"""µs after which it does in any case: an INSERT is in the process list from two seconds on."""
+"""Upper bound of the same, µs: after two seconds an INSERT is in the process list."""
 
 _IDLE_AFTER = 1.0
 _IDLE_EVERY = 0.3
-"""Where nothing has come for so many seconds, the next poll is after that part of the delay, at
-most after so many seconds: early enough for rows to be read when their delay has passed."""
+"""After `_IDLE_AFTER` s without rows, poll every `_IDLE_EVERY` × the delay (at most 1 s): early
+enough to read rows when their delay has passed."""
 
 _SOON = 1_000_000
-"""µs; `read.max_wait` where that is more."""
+"""µs; `read.max_wait` if larger."""
 
 _MOST_PAGE_BYTES = 32 << 20
-"""Approximate bytes of a page that is read for all shards."""
+"""Approximate size of a page read for all shards."""
 
 
 @dataclass(frozen=True)
 class PollResult:
-    """What one poll says.
+    """The answer of one poll.
 
     Attributes:
-        now, upper: the database's time, and the boundary, µs.
-        end: of the next window, µs; None: there is nothing to read.
-        is_page: whether the window is a full page, so that more follows.
-        is_due: whether a hold that was asked for is due, and open transactions were polled for it.
-        open_since, hidden_since: as of `channel.Window`.
-        state, timed_out: as of `sources.mysql.Watermark`.
-        ended: ``(after, upto]``, µs, in which transactions wrote that have ended since.
-        pause: seconds until the next poll is of use.
-        rows: of the window, by shard; None: the shards read themselves.
-        without_identity: rows of it that were passed over.
+        now, upper: the database's time and the boundary, µs.
+        end: of the next window, µs; None: nothing to read.
+        is_page: the window is a full page, so more follows.
+        is_due: a requested hold is due, and open transactions were polled for it.
+        open_since, hidden_since: see `channel.Window`.
+        state, timed_out: see `sources.mysql.Watermark`.
+        ended: ranges ``(after, upto]``, µs, of rows that ended transactions may have added.
+        pause: seconds until the next useful poll.
+        rows: the window's rows by shard; None: the shards read themselves.
     """
 
     now: int
@@ -76,13 +73,7 @@ class PollResult:
 
 
 class Boundary:
-    """Polls over connections of its own; a context manager that closes them.
-
-    Args:
-        partitions: of the topic, where rows are read for shards.
-        until: nothing created after it is read, µs; None: there is no end.
-        hidden_since: as of `sources.mysql.Watermark`.
-    """
+    """Polls over its own connections; nothing created after `until`, µs, is read (None: no end)."""
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
@@ -138,17 +129,14 @@ class Boundary:
         with_rows: bool = False,
         page_rows: int | None = None,
     ) -> PollResult:
-        """How far a window that begins after `after` reaches.
+        """Find how far a window beginning after `after`, µs, reaches.
 
         Args:
-            after: the end of the last window, µs.
-            next_due: when the next hold is due, µs; None: none is. A skip needs a poll of the open
-                transactions that is newer than the hold.
-            with_rows: read the rows of a full page, too, and of the window after one.
-            page_rows: most rows of a page; None: as configured.
+            next_due: when the next hold is due, µs; a skip needs a newer poll of open transactions.
+            with_rows: also read the rows of a full page, and of the window after one.
 
         Raises:
-            StoreError: also store.moved: this one, and all that reads, must connect anew.
+            StoreError: also store.moved: every reader must reconnect.
         """
         page_rows = page_rows or self._read.page_rows
         reads = with_rows and self._is_behind
@@ -186,7 +174,7 @@ class Boundary:
     def _page(
         self, after: int, upto: int, most: int
     ) -> tuple[tuple[pa.Table, ...] | None, int, bool]:
-        """The rows of a page, for each shard its own; where it ends; whether more follows."""
+        """A page's rows by shard, its end, and whether more follows."""
         page = self._store.page(after, upto, most, _MOST_PAGE_BYTES)
         end, is_full = (upto, False) if page.end is None else (page.end, True)
         if is_full and not page.batches:
@@ -203,14 +191,13 @@ class Boundary:
         if self._watermark is None:
             poll = self._of_one_server(self._store.poll(after, delay, rows))
             return poll, next_due is not None and next_due <= poll.now
-        # the rows of a page are counted only up to the boundary
+        # count a page's rows only up to the boundary
         poll = self._of_one_server(self._store.poll(after, delay, None))
         is_due = next_due is not None and next_due <= poll.now
         must_poll = self._is_first or self._until is not None or is_due
-        # Not only when the delay of the first rows has passed: whatever is open at the first poll
-        # may hide any row, and what is seen to come and go hides but its own. And not only while
-        # rows come: those of a transaction no longer waited for show when it ends, and where the
-        # clock is behind what was read, rows come that do not show here.
+        # Not only when the first rows' delay has passed: a transaction open at the first poll may
+        # hide any row. Not only while rows come: those of a timed-out transaction show when it
+        # ends, and while the clock is behind the position, new rows do not show here.
         is_behind = poll.now < after
         hides = self._comes_soon(poll) or self._watermark.has_open or is_behind
         if poll.has_rows or must_poll or hides:
@@ -221,7 +208,7 @@ class Boundary:
             return poll, is_due
         upto = self._watermark.upto
         if upto is not None:
-            # what began its statement just before a poll does not show in it yet
+            # a statement begun just before a poll does not show in it yet
             upto -= min(delay, _BEFORE_IT_SHOWS)
         most = poll.upper if upto is None else min(upto, poll.upper)
         poll = self._of_one_server(self._store.poll(after, delay, rows, max(most, after)))
@@ -232,7 +219,7 @@ class Boundary:
         return tuple((after - _SHOWS_AT_LAST, upto) for after, upto in found)
 
     def _comes_soon(self, poll: Poll) -> bool:
-        """Whether a row's delay passes soon: before what is open now is given up."""
+        """Whether a row's delay passes soon, before open transactions time out."""
         row, soon = poll.next_row, max(self._read.max_wait, _SOON)
         return row is not None and row + self._read.delay - poll.now <= soon
 
@@ -243,12 +230,11 @@ class Boundary:
         if is_idle:
             usual = max(every, _IDLE_EVERY * min(self._read.delay / 1e6, 1.0))
         if not (comes or poll.has_rows):
-            return usual  # for the end of a transaction that stays open no poll comes sooner
+            return usual  # no sooner for a long transaction's end
         wait = self._watermark.next_poll if self._watermark else None
         return min(usual, wait or (every if comes else usual))
 
     def _of_one_server(self, poll: Poll) -> Poll:
-        """What was polled, if it is of the server that answered first."""
         self._require_same_server(poll.server)
         return poll
 

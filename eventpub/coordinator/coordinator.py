@@ -1,9 +1,8 @@
 """The coordinator: what one publisher decides once for all of its shards.
 
-One loop calls `on` with one event after the other and does what it returns. It does no I/O and asks
-no clock, so a test plays a life of it in a few lines. It gives each event to the part that it is
-for, and then asks each part what follows (`_go_on`). The parts share the list of shards; all else
-that one needs of another is passed here.
+A loop calls `on` with each event and executes the commands it returns. It does no I/O and reads no
+clock. It passes each event to the part responsible, then asks each part what follows (`_go_on`).
+The parts share only the list of shards.
 """
 
 from __future__ import annotations
@@ -29,21 +28,13 @@ _OUTCOMES: dict[type[e.Event], type[e.Command]] = {
     e.TopicChecked: e.CheckTopic,
     e.TableChecked: e.CheckTable,
 }
-"""By event, the command that is done then; a `Sample` may take two."""
+"""The command that an event completes; a `Sample` may take two."""
 
 _FOLDING_EVERY = 10.0
-"""Seconds between two lines that say how far the topic is read back."""
+"""Seconds between two log lines on reading the topic back."""
 
 
 class Coordinator:
-    """See the module.
-
-    Attributes:
-        lag: as it is shown.
-        rate: events published, a second.
-        seen_at: when the last event was handled, the machine's s.
-    """
-
     def __init__(self, config: Config, start_state: StartState) -> None:
         begin, horizon = start_state, config.recount.horizon
         self._commands: list[e.Command] = []
@@ -109,7 +100,7 @@ class Coordinator:
     # -- the loop's side --------------------------------------------------------------------------
 
     def on(self, event: e.Event, now: float) -> list[e.Command]:
-        """What is to be done because of an event; `now`: the machine's time, s; it only grows."""
+        """Handle an event and return what to do; `now`: monotonic, s."""
         if self.seen_at < 0:
             self.lag.begin(now)
             self.rate.add(now, 0)
@@ -133,13 +124,13 @@ class Coordinator:
         return commands
 
     def next_tick(self, now: float) -> float:
-        """Seconds until the next `Tick` is of use."""
+        """Seconds until the next useful `Tick`."""
         if self.runners.is_stopping:
             return max(0.0, self.runners.stop_by - now)
         due = [*self.runners.due_at()]
         if not self.windows.polling.is_under_way:
             due.append(self.windows.polling.at)
-        # what was due by the last event was seen to then; a second's work waits for a tick
+        # what was due by the last event is done; per-second work waits for a tick
         later = [at for at in due if at > self.seen_at]
         return max(0.0, min([*later, self._schedule.second_at]) - now)
 
@@ -179,10 +170,10 @@ class Coordinator:
             return
         if was_paused and not event.is_paused:
             for shard in self.shards:
-                if shard.lane is not None and shard.window == 0:  # it was started meanwhile
+                if shard.lane is not None and shard.window == 0:  # it was started while paused
                     self._begin_work(shard, now)
             self.windows.polling.at = now
-        self._do(e.Show())  # before it is answered
+        self._do(e.Show())  # before the reply
         self._remember()
 
     def _written(self, event: e.Written, now: float) -> None:
@@ -216,15 +207,14 @@ class Coordinator:
             self._requests.answered(request_id, shard.number, answer)
         if is_first and all(s.report is not None for s in self.shards):
             self._all_have_reported()
-        if is_first_written:  # which tells a topic that is made again from a new one
+        if is_first_written:  # distinguishes a recreated topic from a new one
             self._remember()
         seen_at = self.changes.seen_at
         if seen_at is not None and self.windows.is_reached(self.durable.position):
-            # what has been written since that poll is unknown
+            # rows written since that poll are unknown
             self.lag.is_none(seen_at)
 
     def _all_have_reported(self) -> None:
-        """From now on the position is this run's; what former indexes knew was taken over."""
         self.windows.begin_at(self.durable.position)
         self.durable.take_over_former()
         self._remember()
@@ -248,11 +238,11 @@ class Coordinator:
 
     def _counted(self, event: e.Counted, now: float) -> None:
         self._recounting.counted(event)
-        # by the clock that it was counted by: were that set back, it would be due again at once
+        # by the clock used for the count: if it was set back, the count would be due again at once
         self._count(now, event.now)
 
     def _count(self, now: float, at_most: int | None = None) -> None:
-        """The next count; not before all shards have said what they have accounted for."""
+        """Start the next count, once all shards have reported."""
         found = self.windows.read_upto()
         if found is None or not self.progress.time:
             return
@@ -313,7 +303,7 @@ class Coordinator:
             self._connect_anew(error, now)
 
     def _open_checked(self, event: e.OpenChecked, now: float) -> None:
-        """What was published last is kept from consumers: the next runners fix it."""
+        """The last transaction is hidden from consumers: the next runners fix it."""
         if event.is_left_open:
             self.runners.end_all(now)
 

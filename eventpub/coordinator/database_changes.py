@@ -1,16 +1,11 @@
-"""What polls and samples show of the database: what is logged of it, and what is counted again.
+"""What polls and samples show of the database: what to log, and what to count again.
 
-Another server answers, its clock was set back, it does not let open transactions be seen, one of
-them has ended after its rows were passed, rows of the past or of the future come, the table was
-altered.
-
-Rows of the past: writers whose sessions have another time zone than the one a DATETIME is read in,
-or an import, insert rows below the position and beyond the horizon, where no recount looks. So the
-rows with the newest ids are sampled about once a second, and the second of each one found there is
-counted again, which publishes it. A transaction that was open for so long brings such rows, too,
-but leaves the order of ids and times as it is, and its age is any number. Where rows keep coming
-whose age looks like the difference of two zones, or which have got their ids after much younger
-ones, the publisher stops: what a sample does not see would be lost.
+Writers in another time zone than a DATETIME is read in, or an import, insert rows below the
+position and beyond the recount's horizon. So the rows with the newest ids are sampled about once a
+second, and the second of each such row is counted again, which publishes it. A long transaction
+brings such rows too, but keeps the order of ids and times. If rows keep coming whose age looks like
+the difference of two zones, or whose ids follow those of much younger rows, the publisher stops:
+rows that no sample sees would be lost.
 """
 
 from __future__ import annotations
@@ -33,45 +28,42 @@ from eventpub.sources.mysql.values import writers_zone
 from eventpub.terminal import counted
 
 SAMPLE = 20
-"""Rows of a sample: those with the highest ids, or the youngest of a table without ids."""
+"""Rows of a sample: the highest ids, or the youngest rows of a table without ids."""
 
 MOST = 100_000
-"""Rows that are fetched, lowest ids first, where all of a sample are new and one is of the past."""
+"""Rows fetched, lowest ids first, if a whole sample is new and one row is of the past."""
 
 ENDED_FOR = 60.0
-"""Seconds for which rows are explained by a transaction that has ended."""
+"""Seconds for which an ended transaction explains rows."""
 
 _NEVER_LATE = 60_000_000
-"""µs: no zones differ by less; commits may be so late whatever the horizon is."""
+"""µs: commits may be this late whatever the horizon; no two zones differ by less."""
 
 _ZONES_DIFFER_BY = 900_000_000
-"""µs; the times of two zones differ by a multiple of it."""
+"""µs; two zones differ by a multiple of it."""
 _ZONES_DIFFER = 26 * 3600 * 1_000_000
-"""µs, at most."""
+"""At most, µs."""
 _COMMITS_WITHIN = 10_000_000
-"""µs for which a writer in another zone leaves its transaction open, or its clock is off."""
+"""Tolerance for commit delay or clock skew of a writer in another zone, µs."""
 
 _TRIPS_AT = 3
 _OF_SAMPLES = 10
-"""Samples with rows of the past, of so many that had new rows, that stop the publisher."""
+"""Samples with rows of the past, of `_OF_SAMPLES` with new rows, that stop the publisher."""
 
 
 _NO_ID = -(2**63)
-"""Below the ids of all rows: the last of a table without any."""
+"""Below all ids: the last id of an empty table."""
 
 
 def last_of(rows: Sequence[NewRow], now: int, above: int | None = None) -> tuple[int, int]:
-    """Highest id and time of a sample taken now, µs: of the rows above an id, or of all."""
+    """Highest id of a sample, and its time, µs; `above`: the id that the sample began above."""
     return max((row.id for row in rows), default=_NO_ID if above is None else above), now
 
 
 class NewestRows:
-    """What successive samples of the newest ids say. Pure: times are arguments, µs.
+    """What successive samples of the newest ids show. Pure: times are arguments, µs.
 
-    Args:
-        horizon: of the recount; 0: there is none.
-        start: nothing created at or before is of interest.
-        before: highest id and time of a sample before; None: those of the first sample.
+    `before`: highest id and time of an earlier sample; None: the first sample's.
     """
 
     def __init__(self, horizon: int, start: int, before: tuple[int, int] | None = None) -> None:
@@ -90,7 +82,7 @@ class NewestRows:
         return self._last
 
     def wants_more(self, rows: Sequence[NewRow]) -> int | None:
-        """Above which id all rows are wanted, since a sample shows only some of the past."""
+        """The id above which to read all rows, if a sample shows only some of the past."""
         if self._has_more and self._last is not None:
             return self._last[0]
         if self._last is None or not rows or min(row.id for row in rows) <= self._last[0]:
@@ -106,22 +98,17 @@ class NewestRows:
         ended: Collection[tuple[int, int]],
         above: int | None = None,
     ) -> list[NewRow]:
-        """The new rows that lie below the position and beyond the horizon.
+        """Take a sample and return its new rows below the position and beyond the horizon.
 
-        Args:
-            now: the database's time.
-            position: everything created at or before has been read.
-            rows: those with the highest ids, or those above one.
-            ended: first and last buckets of transactions that have ended late, which explain rows.
-            above: as of `last_of`.
+        `ended`: first and last buckets of transactions that ended late, which explain rows.
         """
-        if self._suspicious:  # judged now: that its transaction has ended shows a moment later
+        if self._suspicious:  # one sample late: that a transaction has ended shows a moment later
             unexplained = [
                 row
                 for row in self._suspicious
                 if not any(a - 1 <= bucket_of(row.created) <= b + 1 for a, b in ended)
             ]
-            if not self._continues:  # one import is one sight, however many portions it takes
+            if not self._continues:  # one import counts once, however many portions it takes
                 self._samples.append(bool(unexplained))
             self.worst = max(unexplained, key=lambda row: row.id, default=self.worst)
         before = self._last
@@ -148,7 +135,6 @@ class NewestRows:
         return behind
 
     def begin_anew(self) -> None:
-        """The table was altered: its rows may have other ids, or have got some."""
         self._last, self._has_more = None, False
 
     @property
@@ -157,7 +143,7 @@ class NewestRows:
         return sum(self._samples) >= _TRIPS_AT
 
     def error(self, now: int, where: str, zone: str | None) -> StoreError:
-        """The error then; `zone` of a DATETIME column, None of a TIMESTAMP."""
+        """`zone` of a DATETIME column; None for a TIMESTAMP."""
         row = self.worst
         assert row is not None
         kept = "" if zone is None else f" (read as local time of {zone})"
@@ -175,7 +161,7 @@ class NewestRows:
 
 
 def _is_of_zone(at: int, now: int, row: NewRow) -> bool:
-    """Whether a row that was committed between two times looks like one of another time zone."""
+    """Whether a row committed between `at` and `now` looks like one of another time zone."""
     age = now - row.created
     rest = age % _ZONES_DIFFER_BY
     is_multiple = rest <= now - at + _COMMITS_WITHIN or rest >= _ZONES_DIFFER_BY - _COMMITS_WITHIN
@@ -189,27 +175,17 @@ _WATERMARK = {
     " information_schema.innodb_trx too often; the boundary is the database's time minus"
     " read.delay; late commits are still found",
 }
-"""By state of the watermark, where it cannot see."""
 
 _WARNED_EVERY = 60.0
-"""Seconds between two warnings of one kind."""
 
 _WARNS_FOR = 300.0
-"""Seconds for which the check of times warns of rows of the past after the last of them."""
+"""Seconds since the last row of the past for which the check warns of it."""
 
 _CLOCK_TOLERANCE = 60_000_000
-"""µs by which an event may lie in the future without a word."""
+"""µs by which an event may lie in the future without a warning."""
 
 
 class Known(Protocol):
-    """What is known of the table; times are µs.
-
-    Attributes:
-        position: everything created at or before is read.
-        newest: as of `NewestRows.last`.
-        open_hidden_since: as of `channel.Window`, of what was open at the last poll.
-    """
-
     position: int
     layout: Layout
     newest: tuple[int, int] | None
@@ -217,13 +193,10 @@ class Known(Protocol):
 
 
 class DatabaseChanges:
-    """Pure: the machine's times are arguments, s.
+    """Pure: times are arguments, monotonic s.
 
     Args:
-        is_fatal: whether rows of the past that keep coming end the publisher.
-
-    Attributes:
-        seen_at: when the last poll was answered; None: none was.
+        is_fatal: whether rows of the past that keep coming stop the publisher.
     """
 
     def __init__(  # noqa: PLR0913 (the parts that it passes things to)
@@ -253,11 +226,11 @@ class DatabaseChanges:
     # -- polls ------------------------------------------------------------------------------------
 
     def polled(self, result: PollResult, now: float) -> bool:
-        """Whether a poll has shown what is to be written down at once."""
+        """Process a poll; True if the state must be written at once."""
         progress = self._progress
         self.seen_at = now
         progress.time = result.now
-        if result.state != "denied":  # what was seen to be hidden stays so without the privilege
+        if result.state != "denied":  # hidden rows stay hidden without the privilege
             self._durable.open_hidden_since = result.hidden_since
         self._meet(result.server)
         self._recounting.ended(result.ended)
@@ -304,7 +277,7 @@ class DatabaseChanges:
     # -- samples and checks -----------------------------------------------------------------------
 
     def sampled(self, event: Sampled, now: float) -> StoreError | None:
-        """Judge a sample; the error to end with, if its rows would be lost."""
+        """Process a sample; returns the error to stop with if rows would be lost."""
         newest, durable, time = self._newest, self._durable, self._progress.time
         self._ended = {b: since for b, since in self._ended.items() if now - since < ENDED_FOR}
         ended = list(self._ended)
@@ -323,7 +296,6 @@ class DatabaseChanges:
 
     @property
     def _zone(self) -> str | None:
-        """In which times are read; None: the column is a TIMESTAMP."""
         zone = self._durable.layout.zone
         return None if zone is None else zone.name
 
@@ -336,7 +308,7 @@ class DatabaseChanges:
         self._past_oldest = min(self._past_oldest, *created)
 
     def odd_times(self, now: float) -> str:
-        """What is odd about the rows' times at the moment; "": nothing is."""
+        """What is odd about the rows' times now, or ""."""
         said, progress = [], self._progress
         if progress.ahead_seconds:
             said.append(
@@ -357,7 +329,7 @@ class DatabaseChanges:
         return "; ".join(said)
 
     def _warn_of_odd_times(self, now: float) -> None:
-        """Log them: at once where they are of another kind than before, or where more have come."""
+        """Log new kinds of odd times at once, else once a minute while more come."""
         text, rows = self.odd_times(now), self._past_rows
         kinds = (bool(self._progress.ahead_seconds), now - self._past_at <= _WARNS_FOR)
         has_more = rows > self._warned_of[1] and now - self._warned_at >= _WARNED_EVERY
@@ -373,7 +345,7 @@ class DatabaseChanges:
             self._warned_of = kinds, 0
 
     def altered(self, event: TableChecked) -> StoreError | None:
-        """What to begin again for, where the event table has changed."""
+        """Use an altered table's layout, and return the error to reconnect with."""
         self._never_read = event.never_read
         before, layout = self._durable.layout, event.layout
         if layout == before:

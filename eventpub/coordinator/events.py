@@ -1,7 +1,4 @@
-"""What happens to the coordinator, and what it wants done: two closed sets.
-
-Whatever takes time or may fail is a command; its outcome comes back as an event.
-"""
+"""The coordinator's events and commands: what is slow or may fail is a command."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
 
 Reply: TypeAlias = Callable[[dict[int, str] | EventpubError], None]
-"""Called once, in the coordinator's thread: with the answers by shard, or with the error."""
+"""Called once, in the coordinator's thread, with the answers by shard or an error."""
 
 # -- what happens ----------------------------------------------------------------------------------
 
 
 class Happened:
-    """An event that is not a runner's."""
+    """An event that does not come from a runner."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Tick(Happened):
 
 @dataclass(frozen=True)
 class Polled(Happened):
-    """The boundary was polled for what was created after `after`, µs."""
+    """The boundary was polled for rows created after `after`, µs."""
 
     after: int
     result: PollResult
@@ -40,12 +37,7 @@ class Polled(Happened):
 
 @dataclass(frozen=True)
 class Counted(Happened):
-    """Rows of buckets, as the database has them at its time `now`, µs.
-
-    Attributes:
-        expected: how many the shards had accounted for when they were asked for.
-        in_turn: as of `Recount.counted`.
-    """
+    """Rows by bucket at database time `now`, µs; `expected`: rows accounted for by the shards."""
 
     now: int
     rows: Mapping[int, int]
@@ -55,12 +47,7 @@ class Counted(Happened):
 
 @dataclass(frozen=True)
 class Sampled(Happened):
-    """The rows with the newest ids.
-
-    Attributes:
-        ahead: by how much the newest time lies in the future, µs.
-        rows_ahead: how many rows do, counted up to a limit.
-    """
+    """The newest ids; `ahead`: how far, µs, and `rows_ahead`: how many rows lie in the future."""
 
     rows: Sequence[NewRow]
     ahead: int
@@ -80,12 +67,12 @@ class LagMeasured(Happened):
 
 @dataclass(frozen=True)
 class TopicChecked(Happened):
-    """The topic is the same, and no other publisher writes to it."""
+    """The topic is unchanged, and no other publisher writes to it."""
 
 
 @dataclass(frozen=True)
 class TableChecked(Happened):
-    """What the event table looks like now, and how many rows its times keep from being read."""
+    """The current layout, and the number of rows whose times keep them from being read."""
 
     layout: Layout
     never_read: int = 0
@@ -93,7 +80,7 @@ class TableChecked(Happened):
 
 @dataclass(frozen=True)
 class OpenChecked(Happened):
-    """Whether what was published last is kept from consumers."""
+    """Whether what was published last is hidden from consumers."""
 
     is_left_open: bool
 
@@ -106,8 +93,6 @@ class Failed(Happened):
 
 @dataclass(frozen=True)
 class RequestReceived(Happened):
-    """A client requests something that shards carry out."""
-
     request: Request
     reply: Reply
 
@@ -119,13 +104,7 @@ class Withdrawn(Happened):
 
 @dataclass(frozen=True)
 class PauseAsked(Happened):
-    """A client asks to pause publishing, or to resume it.
-
-    Attributes:
-        reply: called once that is durable, with the number of windows and requests that are still
-            finished; or with the error that keeps it from being durable.
-        by: who wants it, and since when.
-    """
+    """`reply` gets the work in flight once the change is durable, or an error."""
 
     is_paused: bool
     reply: Callable[[int | EventpubError], None]
@@ -134,8 +113,6 @@ class PauseAsked(Happened):
 
 @dataclass(frozen=True)
 class Written(Happened):
-    """What was to be remembered is."""
-
     what: Mapping[str, Any]
 
 
@@ -151,12 +128,12 @@ Event: TypeAlias = FromRunner | Happened
 
 
 class Command:
-    """What a worker, a runner, the disk or the log is to do."""
+    """Work for a worker, a runner, the disk or the log."""
 
 
 @dataclass(frozen=True)
 class Poll(Command):
-    """Poll the boundary, as of `Boundary.poll`; `anew`: over new connections."""
+    """Poll the boundary (see `Boundary.poll`); `anew`: over new connections."""
 
     after: int
     next_due: int | None
@@ -178,14 +155,14 @@ class Count(Command):
 
 @dataclass(frozen=True)
 class Sample(Command):
-    """Read the rows with the newest ids; or all above one."""
+    """Read the rows with the newest ids, or all ids above one."""
 
     above: int | None = None
 
 
 @dataclass(frozen=True)
 class MeasureLag(Command):
-    """Measure how far the position, µs, is below the boundary; `read`: rows so far."""
+    """Measure how far the position, µs, is below the boundary; `read`: rows read so far."""
 
     position: int
     read: int
@@ -193,7 +170,7 @@ class MeasureLag(Command):
 
 @dataclass(frozen=True)
 class CheckTopic(Command):
-    """Check whether the topic is the same, and whether others write past these ends."""
+    """Check that the topic is the same, and whether others write past these ends."""
 
     ends: Mapping[PartitionId, int]
 
@@ -205,15 +182,13 @@ class CheckTable(Command):
 
 @dataclass(frozen=True)
 class CheckOpen(Command):
-    """Check whether consumers see all up to these ends."""
+    """Check whether consumers see everything up to these ends."""
 
     ends: Mapping[PartitionId, int]
 
 
 @dataclass(frozen=True)
 class StartRunner(Command):
-    """Start a runner of a shard."""
-
     shard: int
     lane: Lane
     beginning: Beginning
@@ -221,21 +196,21 @@ class StartRunner(Command):
 
 @dataclass(frozen=True)
 class Reassign(Command):
-    """Runners that start from now on read the table as it is now."""
+    """Runners started from now on read the table with this layout."""
 
     layout: Layout
 
 
 @dataclass(frozen=True)
 class ForgetFormer:
-    """The indexes of former numbers of shards (None: the same) and partitions are taken over."""
+    """After a takeover: remove indexes of former `shards` (None: unchanged) or partitions."""
 
     shards: int | None
 
 
 @dataclass(frozen=True)
 class Remember(Command):
-    """Write down, for good, where the publisher is; then forget what is no longer needed."""
+    """Write the publisher's position durably; `then` clean up."""
 
     what: Mapping[str, Any]
     then: ForgetFormer | None = None
@@ -259,7 +234,7 @@ def warning(text: str, **facts: object) -> Log:
 
 @dataclass(frozen=True)
 class Finish(Command):
-    """The run is over: why; None: it was asked for, or everything is published."""
+    """The run is over; error None: requested, or everything is published."""
 
     error: EventpubError | None = None
 

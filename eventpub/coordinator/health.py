@@ -1,16 +1,16 @@
-"""What is checked now and then (`Schedule`), and whether the publisher works, as named checks.
+"""Periodic checks (`Schedule`), and whether the publisher works, as named checks.
 
     database     it answers
     boundary     it is polled, so that new events are seen
     publishing   what is due is published
-    shard N      its runner does what it is sent
-    index        the state directory can be written, and no index is being rebuilt
+    shard N      its runner makes progress
+    index        the state directory is writable, and no index is being rebuilt
     recount      late commits are looked for
-    times        no row is of the future, and none that has come lately of the past
-    broker       it answers, and the topic is the one that was there at the start
+    times        no rows in the future, and none of the past lately
+    broker       it answers, and the topic is the same as at the start
 
-Made of the coordinator's events alone. A check without events turns bad by itself: a query that
-hangs raises nothing.
+Derived from events alone. A check without events turns bad by itself: a query that hangs raises
+nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from eventpub.errors import EventpubError
 from eventpub.terminal import counted
 
 SILENT_AFTER = 15.0
-"""Seconds after which the database, or the boundary, counts as not answering."""
 
 _LIMITS = {"database": SILENT_AFTER, "boundary": SILENT_AFTER, "broker": 60.0}
 
 STALLED_AFTER = 60.0
-"""Seconds without progress after which a shard with work counts as stalled."""
+"""Seconds without progress before a shard with work counts as stalled."""
 
 _ANSWERS: dict[type[e.Event], tuple[str, ...]] = {
     e.Polled: ("database", "boundary"),
@@ -42,7 +41,7 @@ _ANSWERS: dict[type[e.Event], tuple[str, ...]] = {
     e.TopicChecked: ("broker",),
     e.OpenChecked: ("broker",),
 }
-"""The checks that are ok when an event has come."""
+"""Checks that an event sets to ok."""
 
 _FAILURES: dict[type[e.Command], str] = {
     e.Poll: "boundary",
@@ -53,7 +52,7 @@ _FAILURES: dict[type[e.Command], str] = {
 """The check that fails with a command, beside the database's."""
 
 _FEW_FAILURES = 3
-"""Consecutive runners of a shard that ended without progress before it is an error."""
+"""A shard's consecutive runners without progress before it is an error."""
 
 HERE = "this process"
 
@@ -65,13 +64,7 @@ State = Literal["ok", "warn", "error"]
 
 @dataclass(frozen=True)
 class NamedCheck:
-    """The current state of one check. Times are the machine's, s.
-
-    Attributes:
-        state: "warn": it works, but needs attention.
-        message: what is wrong, with its code; "" where nothing is.
-        last_ok: None: never.
-    """
+    """The state of one check; times are monotonic s. "warn": it works, but needs attention."""
 
     name: str
     state: State
@@ -82,8 +75,6 @@ class NamedCheck:
 
 @dataclass(frozen=True)
 class ShardError:
-    """The last error of a shard's runner, at the machine's time `at`, s."""
-
     code: str
     message: str
     where: str
@@ -91,8 +82,6 @@ class ShardError:
 
 
 class NamedChecks:
-    """The checks, by name. Pure: times are the machine's, s, and arguments."""
-
     def __init__(self, shards: Sequence[str], now: float = 0.0) -> None:
         names = ["database", "boundary", "publishing", *shards, "index", "broker"]
         self._checks = {name: NamedCheck(name, "error", NOT_YET, now) for name in names}
@@ -114,12 +103,12 @@ class NamedChecks:
         self._checks[name] = NamedCheck(name, state, message, since, last_ok)
 
     def take_recovered(self) -> list[tuple[str, float]]:
-        """The checks that were wrong and are ok now, with seconds since they were ok; once."""
+        """Take the checks that have recovered, with seconds since they were last ok."""
         found, self._recovered = self._recovered, []
         return found
 
     def now(self, now: float, limits: Mapping[str, float]) -> dict[str, NamedCheck]:
-        """All of them; one that was not heard of for longer than its limit, s, is an error."""
+        """All checks; one silent for longer than its limit, s, is an error."""
         found = dict(self._checks)
         for name, limit in limits.items():
             check = found[name]
@@ -134,11 +123,7 @@ def paused(by: str) -> str:
 
 
 class Health:
-    """Pure: times are the machine's, s, and arguments.
-
-    Attributes:
-        errors: the last error of each shard that has met one.
-    """
+    """Pure: times are arguments, monotonic s."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
@@ -146,7 +131,7 @@ class Health:
         self.take_recovered = self._checks.take_recovered
         self._got_on_at: float | None = None
         self._folding: dict[int, tuple[Folding, float]] = {}
-        """By shard that reads its topic back: how far it is, and when that was reported."""
+        """By shard that reads its topic back: its progress, and when that was reported."""
         self.errors: dict[int, ShardError] = {}
 
     # -- what happens -----------------------------------------------------------------------------
@@ -169,7 +154,7 @@ class Health:
         return self._checks[name].state == "error"
 
     def mark(self, name: str, message: str, now: float) -> None:
-        """A check warns of this, or is ok where the message is empty."""
+        """Set a check to "warn" with this message, or to ok if it is empty."""
         self._checks.set(name, "warn" if message else "ok", message, now)
 
     def written(self, now: float) -> None:
@@ -178,7 +163,7 @@ class Health:
 
     def _failed(self, command: e.Command, error: EventpubError, now: float) -> None:
         text = _text_of(error)
-        if isinstance(command, e.Count):  # counts may be too slow where all else is well
+        if isinstance(command, e.Count):  # counts alone may be too slow
             size = counted(len(command.buckets), "bucket")
             self.mark("recount", f"{size} could not be counted, trying fewer; {text}", now)
         elif error.code.startswith("store."):
@@ -198,7 +183,7 @@ class Health:
                 self._checks.set(f"shard {number}", "error", _text_of(error), now)
         else:
             name = _of(self._shards[number])
-            # a runner that restarts after a failure may fail at the same point again
+            # a runner restarted after a failure may fail at the same point again
             if has_got_on(message) or self._checks[name].message == NOT_YET:
                 self._checks.set(name, "ok", "", now)
                 self._got_on_at = now
@@ -208,12 +193,7 @@ class Health:
     def checks(
         self, now: float, unread_seconds: float, *, paused_by: str | None = None
     ) -> list[NamedCheck]:
-        """All checks as of now; to be called in the loop's thread.
-
-        Args:
-            unread_seconds: the lag, without what is held.
-            paused_by: who has paused it; "": not known; None: it is not paused.
-        """
+        """All checks; call in the loop's thread. `paused_by`: "": unknown; None: not paused."""
         found = self._checks.now(now, _LIMITS)
         for shard in self._shards:
             found[_of(shard)] = self._of_shard(shard, found[_of(shard)], now)
@@ -265,7 +245,6 @@ class Health:
 
 
 def _text_of(error: EventpubError) -> str:
-    """Code, message, and which file, table or topic it is about."""
     return f"{error.code}: {error.message}" + (f" [{error.where}]" if error.where else "")
 
 
@@ -282,26 +261,19 @@ _EVERY: dict[type[e.Command], float] = {
     e.CheckTopic: 5.0,
     e.CheckTable: 60.0,
 }
-"""Seconds between two checks of a kind."""
 
 _IN_DOUBT_AFTER = 0.5
 _OF_ANOTHER_TABLE = {"store.table_altered", "store.index_missing", "store.column_missing"}
 
 _OPEN_EVERY = 10.0
-"""Seconds without a window after which it is checked whether consumers see all of it."""
+"""Seconds without a window between checks that consumers see everything."""
 
 _IDLE_AFTER = 2.0
 """Seconds without a report of rows after which a publisher is idle."""
 
 
 class Schedule:
-    """What is checked now and then, each with a command of which one is under way at a time.
-
-    Times are the machine's, s.
-
-    Args:
-        is_exact: whether transactions are used: only then one can be left open.
-    """
+    """Periodic checks, one of each kind in flight. Times are monotonic s."""
 
     def __init__(self, is_exact: bool) -> None:
         self._is_exact = is_exact
@@ -328,12 +300,12 @@ class Schedule:
         ends: Mapping[PartitionId, int],
         shards: Sequence[Shard],
     ) -> Iterator[e.Command]:
-        """What is to be checked now.
+        """The checks due now.
 
         Args:
-            time: the database's, µs; 0: it is not known yet.
-            position: everything created at or before is read, µs; and how many rows.
-            ends: up to where the topics are known to be written.
+            time: the database's, µs; 0: not known yet.
+            position: everything created up to here is read, µs; and the number of rows read.
+            ends: known ends of the topics.
         """
         if self._begins(e.MeasureLag, now):
             yield e.MeasureLag(*position)
@@ -358,7 +330,7 @@ class Schedule:
         return True
 
     def met(self, error: EventpubError, now: float) -> None:
-        """Where a statement has met another table than is known, it is looked at soon."""
+        """Check the table soon if a statement met another table than is known."""
         if error.code in _OF_ANOTHER_TABLE:
             soon = now + _IN_DOUBT_AFTER
             self._next[e.CheckTable] = min(self._next.get(e.CheckTable, soon), soon)

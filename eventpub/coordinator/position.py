@@ -1,8 +1,8 @@
-"""Where the publisher is, as it is written down; and which windows come next.
+"""The publisher's durable position, and which windows come next.
 
-A window's way: `Poll` → `Polled` → `Window` to each shard → `Report` of each → position. One window
-is the same for all shards, and none waits for another: a shard that is slow, or has no runner, is
-sent one large window instead of many small ones when it is ready, and reads it itself.
+`Poll` → `Polled` → `Window` to each shard → `Report` of each → position. Windows are the same for
+all shards, and none waits for another: a slow one, or one without a runner, later gets one large
+window instead of many small ones, and reads it itself.
 """
 
 from __future__ import annotations
@@ -26,19 +26,15 @@ class StartState:
     """What a start has found out; times are µs.
 
     Attributes:
-        run: which start of the publisher this is; it grows.
-        now: the database's time.
-        start: events created at or before are not published.
-        position: up to where a former run has accounted for everything; None: there was none.
-        low, is_placed, former_shards, former_indexes: as of `channel.Beginning`.
-        hidden_since: as of `channel.Window`, as the former run has left it.
-        acknowledged: next offsets that shards have ever reported.
-        newest: as of `NewestRows.last`.
-        server: identity of the database server that was read last; "": not known.
-        until: nothing created after it is published, and then it is over; None: there is no end.
-        is_paused, paused_by: whether the former run was, and by whom.
-        kept: what else is written down with the position, and does not change.
-        requests: that were left for the next publisher.
+        run: number of this start; increases.
+        start: events created up to here are not published.
+        position: the previous run accounted for everything up to here; None: no previous run.
+        low, is_placed, former_shards, former_indexes, acknowledged: see `channel.Beginning`.
+        hidden_since: see `channel.Window`; left by the previous run.
+        newest: see `NewestRows.last`.
+        server: identity of the database server read last; "": unknown.
+        until: the run ends when everything up to here is published; None: no end.
+        kept: unchanging facts stored with the position.
     """
 
     run: int
@@ -64,7 +60,6 @@ class StartState:
     def document(
         self, progress: Progress, *, ends: Mapping[PartitionId, int], **where: Any
     ) -> dict[str, Any]:
-        """What must outlive the process, with where the publisher is now."""
         return {
             **self.kept,
             **where,
@@ -77,15 +72,13 @@ class StartState:
 
 
 class DurableState:
-    """Where the publisher is, as it is written down. All times are µs."""
-
     def __init__(self, begin: StartState) -> None:
         self._begin = begin
         self.position = begin.start if begin.position is None else begin.position
         self.low = begin.low
         self.shards_hidden_since = begin.hidden_since
         self.open_hidden_since: int | None = None
-        """Of what was open at the last poll: while the clock is behind, no window says it."""
+        """From the last poll: while the clock is behind, no window carries it."""
         self._hidden_since: dict[int, int | None] = {}
         self.acknowledged: dict[PartitionId, int] = dict(begin.acknowledged)
         self.is_placed = begin.is_placed
@@ -99,15 +92,15 @@ class DurableState:
         self.to_forget: ForgetFormer | None = None
 
     def has_first_written(self, report: Report) -> bool:
-        """Whether a report is of the first known records in a partition."""
+        """Whether a report has the first known records of a partition."""
         known = self.acknowledged
         return any(end and not known.get(place) for place, end in report.offsets.items())
 
     def take(self, shards: list[Shard], report: Report, recounting: Recounting) -> None:
-        """Take over a report: what is hidden is of no use without the position it belongs to."""
+        """Take over a report: hidden ranges are stored with the position they belong to."""
         self.acknowledged |= report.offsets
         self.is_placed = self.is_placed or report.is_placed
-        if report.done:  # before its first window a runner knows of nothing that hides
+        if report.done:  # before its first window a runner does not know what is hidden
             self._hidden_since[report.shard] = report.hidden_since
         reports = [shard.report for shard in shards if shard.report is not None]
         if len(reports) == len(shards):
@@ -120,15 +113,10 @@ class DurableState:
         self.uncounted_since = recounting.uncounted_since
 
     def hidden(self, time: int | None) -> int | None:
-        """What a new poller of open transactions begins with: nothing hidden was created before,
-        µs.
+        """Since when rows may be hidden from a new poller of open transactions, µs.
 
-        Of the position and of what is to be counted, more than a day counts as a day: nothing was
-            seen
-        hidden there.
-
-        Args:
-            time: the database's time of the last poll, µs; None: this run has not polled yet.
+        Position and uncounted rows go back a day at most: nothing was seen hidden there. `time`: of
+        the last poll; None: this run has none.
         """
         if not self.has_read:
             return None
@@ -141,14 +129,13 @@ class DurableState:
         return min([*since, *(at for at in seen if at is not None)])
 
     def held(self, shard: Shard) -> tuple[int, int] | None:
-        """Between which times, µs, a shard was last reported to hold events."""
+        """``(after, upto]``, µs, in which the shard was last reported to hold events."""
         begin, last = self._begin, shard.report
         if last is not None:
             return (last.low, last.position) if last.holds else None
         return None if begin.position is None else (begin.low, begin.position)
 
     def beginning(self, shard: Shard, uncounted_since: int | None) -> Beginning:
-        """What a shard's next runner is to know."""
         return Beginning(
             hidden_since=self._unpublished_since(uncounted_since),
             low=self.low if shard.report is None else max(self.low, shard.report.low),
@@ -165,20 +152,19 @@ class DurableState:
         return min((at for at in since if at is not None), default=None)
 
     def take_over_former(self) -> None:
-        """All shards have what former indexes knew: these are removed once that is written."""
+        """Former indexes are merged by all shards: remove them once that is written."""
         former, indexes = self.former_shards, self.former_indexes
         self.former_shards, self.former_indexes = None, ()
         if former is not None or indexes:
             self.to_forget = ForgetFormer(former)
 
     def write(self, what: dict[str, Any], do: Do) -> None:
-        """Have that written down, where it is new: a write waits for the disk."""
+        """Write the document if it is new: a write waits for the disk."""
         if what != self.written or self.to_forget is not None:
             do(Remember(what, self.to_forget))
             self.written, self.to_forget = what, None
 
     def is_not_written(self, command: Remember) -> None:
-        """The state could not be written: it is due again."""
         self.written = None
         self.to_forget = command.then or self.to_forget
 
@@ -198,21 +184,15 @@ class DurableState:
 
 _FIRST_WAIT = 0.25
 _LONGEST_WAIT = 30.0
-"""Seconds until a poll that has failed is tried again, twice as many each time."""
+"""Seconds until a failed poll is retried, doubling."""
 
 _PAUSED_EVERY = 1.0
-"""Seconds between two polls while the publisher is paused."""
+"""Seconds between polls while paused."""
 
 
 @dataclass
 class Polling:
-    """When the boundary is polled; the machine's times are seconds.
-
-    Attributes:
-        at: when the next poll is of use.
-        wait: until the one after it, if it fails.
-        anew: whether the next poll opens a new connection.
-    """
+    """When the boundary is polled next; times are monotonic s."""
 
     at: float = 0.0
     wait: float = _FIRST_WAIT
@@ -232,22 +212,18 @@ class Polling:
         self.at, self.wait = min(self.at, now), _FIRST_WAIT
 
     def failed(self, now: float) -> None:
-        """The poll failed: the next one reconnects, so no conclusion spans two servers."""
+        """The poll failed: the next one reconnects, so that no conclusion spans two servers."""
         self.is_under_way, self.anew = False, True
         self.at = now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
 
 
 class Windows:
-    """Pure: times are the machine's, s, and arguments, where nothing else is said.
+    """Pure: times are arguments, monotonic s unless stated otherwise.
 
     Args:
-        with_rows: whether the rows of full pages are read for the shards.
+        with_rows: whether full pages are read for the shards.
         longest_wait: of a hold between two attempts, µs.
-
-    Attributes:
-        planned: the end of the last window, or where the first begins, µs.
-        last: the last window; None: nothing is planned yet.
     """
 
     def __init__(
@@ -272,10 +248,7 @@ class Windows:
     # -- polls ------------------------------------------------------------------------------------
 
     def poll(self, now: float, *, is_paused: bool = False) -> None:
-        """Poll the boundary, where that is due and shards can take what comes of it.
-
-        While the publisher is paused, only the boundary and what is open matter.
-        """
+        """Poll if due and no shard is full; while paused, only boundary and open transactions."""
         polling = self.polling
         if polling.is_under_way or now < polling.at:
             return
@@ -292,15 +265,14 @@ class Windows:
     def polled(
         self, event: Polled, uncounted_since: int | None, now: float, *, is_paused: bool = False
     ) -> None:
-        """The boundary was polled: send the window that there is now, unless paused."""
         result = event.result
         self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
         before = self._time
         self._boundary, self._time = result.upper, result.now
-        # what has begun since the poll is not known: a gap that is seen later is not skipped
+        # transactions begun since the poll are unknown: a gap seen later is not skipped
         open_since = result.now if result.open_since is None else result.open_since
         if self.last is not None and before is not None and result.now < before:
-            # by the clock of before it says nothing of what has begun since
+            # by the old clock it says nothing of transactions begun since
             self.last = replace(self.last, open_since=open_since)
         if is_paused:
             return
@@ -320,10 +292,7 @@ class Windows:
             self._send_for_holds(window, result, now)
 
     def begin_at(self, position: int) -> None:
-        """All shards have read up to there, µs: windows begin no lower.
-
-        A runner that has begun already may have an older index: it reads up to there, too.
-        """
+        """All shards have read up to here, µs; a runner with an older index must do so too."""
         self.planned = max(self.planned, position)
         if self.last is not None and self.last.upto < self.planned:
             self.last = replace(self.last, upto=self.planned)
@@ -337,7 +306,7 @@ class Windows:
             shard.send(self.last, now)
 
     def catch_up(self, now: float) -> None:
-        """Send one window for those left out, where a shard has done what it was sent."""
+        """Send one window to each shard that was left out and has finished its work."""
         for shard in self._shards:
             if shard.is_behind and not shard.sent and self.last is not None:
                 shard.send(self.last, now)
@@ -352,7 +321,6 @@ class Windows:
             shard.send(sent, now, rows=rows, is_page=result.is_page)
 
     def _send_for_holds(self, window: Window, result: PollResult, now: float) -> None:
-        """A window without rows for the shards whose holds are due."""
         for shard in self._shards:
             due = self._next_due(shard)
             if due is not None and due <= result.now:
@@ -360,7 +328,7 @@ class Windows:
                 shard.send(window, now)
 
     def _next_due(self, shard: Shard) -> int | None:
-        """When a hold is due; now where the database's clock was set back since it was seen."""
+        """When a hold is due; now if the database's clock was set back since it was seen."""
         due = shard.next_due()
         time = self._time or 0
         return time if due is not None and due > time + self._longest_wait else due
@@ -368,10 +336,7 @@ class Windows:
     # -- how far it is ----------------------------------------------------------------------------
 
     def read_upto(self) -> tuple[int, int] | None:
-        """Up to where all shards have read, and any of them, or the database for them; µs.
-
-        None while one of them has not reported.
-        """
+        """µs up to which all shards have read, and any of them; None until all have reported."""
         reports = [shard.report for shard in self._shards if shard.report is not None]
         if len(reports) < len(self._shards):
             return None
@@ -379,5 +344,4 @@ class Windows:
         return min(at), max([*at, self.planned])
 
     def is_reached(self, position: int) -> bool:
-        """Whether everything up to the boundary is published: that up to the position, µs, is."""
         return bool(self._boundary) and position >= self._boundary

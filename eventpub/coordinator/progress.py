@@ -1,4 +1,4 @@
-"""What the publisher has done and where it is: for the terminal, logs and status."""
+"""Counters and state of the publisher: for terminal, logs and status."""
 
 from __future__ import annotations
 
@@ -16,20 +16,14 @@ STEP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
 """Seconds, of one step of one transaction."""
 
 _LAG_IS_OLD = 5.0
-"""Seconds after which a lag that was measured has grown by its age; it is measured every second."""
+"""Age in seconds from which a measured lag grows with time; it is measured every second."""
 
 _LAST = ("holds", "low", "next_due", "position")
-"""Fields of a report that are shown per shard, unchanged."""
 
 
 @dataclass
 class Histogram:
-    """Durations by upper bound, and those above the last; as Prometheus wants them.
-
-    Attributes:
-        bounds: seconds, ascending.
-        counts: one more than there are bounds; not cumulative.
-    """
+    """Durations by upper bound, s; one more count for all above. Not cumulative."""
 
     bounds: Sequence[float]
     counts: list[int] = field(default_factory=list)
@@ -43,37 +37,32 @@ class Histogram:
         self.sum += seconds
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add counts by the same bounds, and their sum, s."""
         if len(counts) == len(self.counts):
             self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
             self.sum += total
 
 
 def _counter(metric: str = "", meaning: str = "") -> Any:
-    """A total since the start of the process; what a report has under its name is added to it."""
+    """A total since the process started; a report's field of the same name is added to it."""
     return field(default=0, metadata={"metric": metric, "meaning": meaning})
 
 
 @dataclass
 class Progress:
-    """The publisher as a whole: its counters, which are shown and served as metrics, and where it
-    is.
+    """The publisher's counters, shown and served as metrics, and its position.
 
     Attributes:
         time: the database's time of the last poll, µs.
-        position: everything created at or before is accounted for, µs.
-        lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
-        lag_events: how many there are; at most `workers.MOST_EVENTS`; -1: not known, as shown.
-        ahead_seconds, rows_ahead: by how much the newest event lies in the future, and how many do.
-        watermark: as `store.Watermark.state`.
-        timed_out_seen: as `passed`, since the boundary's poller last connected.
+        position: everything created up to here is accounted for, µs.
+        lag_seconds, lag_events: age of the oldest unread event below the boundary, and the number
+            of those, at most `workers.MOST_EVENTS`.
+        ahead_seconds, rows_ahead: how far the newest event lies in the future; number of such rows.
+        timed_out_seen: like `passed`, since the boundary's poller last connected.
         holds_open: aggregates that wait for a version.
-        report_seconds: what the last report with rows took, by step; `total` is their sum.
-        latency: from `create_time` to the commit of its transaction, of each event published.
-        server: identity of the database server that is read.
-        last_error: the last error that was met and waited out.
-        stopped_by: number of the signal that ended it; None: it ended by itself or runs.
-        spark_ui: address of Spark's own pages; "": there are none.
+        report_seconds: durations of the last report with rows, by step, and `total`.
+        latency: from `create_time` to commit, of each published event.
+        last_error: the last error that was waited out.
+        stopped_by: number of the signal, if any.
     """
 
     rows_read: int = _counter("rows_read", "rows of the event table that were read")
@@ -141,7 +130,6 @@ class Progress:
     spark_ui: str = ""
 
     def add(self, report: Report, where: str = "") -> None:
-        """Take over what a shard has done; `where`: the machine and process of its runner."""
         more = {**vars(report), **vars(report.counts)}
         more |= {"rows_read": report.counts.rows, "dead": len(report.dead), "reports": 1}
         for counter in COUNTERS:
@@ -161,7 +149,7 @@ class Progress:
         self.holds_open = sum(int(shard["holds"]) for shard in self.per_shard.values())
 
     def no_longer_waited_for(self, timed_out: int) -> None:
-        """Add transactions of which the boundary says so, since its own start."""
+        """Add timed-out transactions, given the boundary's total since it connected."""
         before = self.timed_out_seen
         self.passed += timed_out - before if timed_out >= before else timed_out
         self.timed_out_seen = timed_out
@@ -186,7 +174,7 @@ class Rate:
             self._seen.popleft()
 
     def at(self, now: float) -> float:
-        """The rate over what was noted; falls while nothing comes."""
+        """Events per second; falls while none are published."""
         if not self._seen:
             return 0.0
         (start, first), (_, last) = self._seen[0], self._seen[-1]
@@ -194,37 +182,29 @@ class Rate:
 
 
 class ShownLag:
-    """How far publishing is behind, as it is shown: while it cannot be measured, it grows.
-
-    Times are the machine's, s, where nothing else is said.
-
-    Attributes:
-        boundary: the highest that was seen, µs on the database's clock.
-    """
+    """The lag as shown: it grows while it cannot be measured. Times are monotonic s."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self._at: float | None = None
         self._is_measured = False
-        """Whether it ever was; until then its age is that of the process."""
         self.boundary = 0
 
     def begin(self, now: float) -> None:
         self._at = now if self._at is None else self._at
 
     def measured(self, event: LagMeasured, position: int, now: float) -> None:
-        """The lag was measured; by now everything up to the position, µs, is read."""
         self.boundary = max(self.boundary, event.upper)
         self._at, self._is_measured = now, True
         seconds, events = event.seconds, event.events
         if seconds and event.position < position:
-            # the position has moved on meanwhile: what is left is younger than that
+            # the position has moved meanwhile: what is left is younger
             left = max(0.0, (event.upper - position) / 1e6)
             seconds, events = min(seconds, left), events if left else 0
         self.progress.lag_seconds, self.progress.lag_events = seconds, events
 
     def is_none(self, seen_at: float) -> None:
-        """Everything up to the boundary is published, which was polled then."""
+        """Everything up to the boundary polled at `seen_at` is published."""
         self.progress.lag_seconds, self.progress.lag_events = 0.0, 0
         self._at, self._is_measured = max(seen_at, self._at or seen_at), True
 
@@ -232,24 +212,23 @@ class ShownLag:
         return self._is_measured and self._at is not None and now - self._at <= _LAG_IS_OLD
 
     def unread_seconds(self, now: float) -> float:
-        """Age below the boundary of the oldest event that is not read."""
         lag, at = self.progress.lag_seconds, self._at
         is_new = self._is_measured and at is not None and now - at <= _LAG_IS_OLD
         return lag if is_new or at is None else lag + now - at
 
     def seconds(self, low: int, now: float) -> float:
-        """The lag of what is not published, held events included; published up to `low`, µs."""
+        """Lag of unpublished events, held ones included; `low`: published up to here, µs."""
         lag = self.unread_seconds(now)
         if self.progress.holds_open and self.boundary:
             lag = max(lag, self.below(low))
         return lag
 
     def below(self, low: int) -> float:
-        """Seconds between a time on the database's clock, µs, and the boundary."""
+        """Seconds from a time on the database's clock, µs, to the boundary."""
         return (self.boundary - low) / 1e6
 
     def events(self, now: float) -> int | None:
-        """Events below the boundary that are not read yet, and held aggregates; None: not known."""
+        """Unread events below the boundary plus held aggregates; None: not known."""
         progress = self.progress
         return progress.lag_events + progress.holds_open if self.is_known(now) else None
 
@@ -257,10 +236,10 @@ class ShownLag:
 _TIMES = ("first_seen", "skipped_at")
 
 _GAPS_A_MINUTE = 100
-"""Skipped gaps that are named, each in a line of its own."""
+"""Skipped gaps logged one by one per minute."""
 
 _OPENED_EVERY = 60.0
-"""Seconds between two lines about gaps that were found."""
+"""Seconds between log lines on gaps found."""
 
 _GROWING = {
     "begin_above": (
@@ -276,12 +255,10 @@ _GROWING = {
         "rows without aggregate_id or version are skipped (store.without_identity)",
     ),
 }
-"""By counter: from which total on it is logged, and again each tenfold; as what; the text."""
+"""By counter: total from which it is logged, and again at each tenfold; its label; the text."""
 
 
 class ReportLog:
-    """Pure: times are the machine's, s."""
-
     def __init__(self, config: Config) -> None:
         self._gaps_topic = config.sink.gaps_topic
         self._more = {"begin_above": {"first_version": config.store.first_version}}
@@ -290,7 +267,6 @@ class ReportLog:
         self._opened, self._opened_at = 0, float("-inf")
 
     def lines(self, report: Report, progress: Progress, now: float) -> Iterator[Log]:
-        """The lines for a report that the progress contains already."""
         yield from self._skipped(report, now)
         for row in report.dead:
             yield warning("row refused, written to the dead-letter topic", **row)
@@ -327,7 +303,6 @@ class ReportLog:
 
 
 def _of_the_topic(report: Report) -> Iterator[Log]:
-    """What a shard has found when it read its topic back."""
     shard = {"shard": report.shard}
     if report.not_ours:
         text = "ignored records that other programs wrote to the topics"

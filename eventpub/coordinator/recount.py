@@ -1,14 +1,13 @@
-"""Recount: rows that commit below the position, with no later version that would show a gap.
+"""Recount: find rows that commit below the position, with no later version that would show a gap.
 
-An aggregate's last event, or its only one, may commit after its window was read. So the rows of
-each second (a time bucket) are counted again in the database at growing ages (2, 4, 8, … s, up to
-the horizon) and compared with how many the shards have accounted for. Where the watermark saw a
-transaction end that the boundary no longer waited for, its seconds are counted out of turn, however
-old they are. Where the numbers differ, the shards compare the bucket's keys with their indexes, and
-what they do not know goes through admission. Cost grows with log(horizon).
+The rows of each second (a time bucket) are counted again in the database at growing ages (2, 4, 8,
+… s, up to the horizon) and compared with what the shards have accounted for. When a timed-out
+transaction ends, its seconds are counted out of turn, however old. On a mismatch the shards compare
+the bucket's keys with their indexes, and unknown rows go through admission. Cost grows with
+log(horizon).
 
-A wrong number costs a comparison, which sets it right. But it must never be too high, since that
-would hide a row: rows count only when a window shows them for the first time.
+An accounted number that is too low costs a comparison, which corrects it. One too high would hide a
+row: rows count only when a window first shows them.
 """
 
 from __future__ import annotations
@@ -23,31 +22,29 @@ from eventpub.admission.model import CLOCK_STEP, KEPT, WIDTH, bucket_of, oldest_
 
 _FIRST_AGE = 2_000_000
 _RECOUNT_PAUSE = 2_000_000
-"""µs between two counts of a bucket in which transactions wrote that end one after the other."""
+"""µs between two counts of a bucket whose transactions end one after the other."""
 
 _MOST_ROWS = 200_000
 MOST_BUCKETS = 600
 _MOST_LATE = 60
 _MOST_HIDDEN = 30 * 86_400
-"""Buckets, at most, that one transaction or one downtime may have hidden, or that the clock may
-have passed at once: a month."""
+"""Most buckets that one transaction, downtime or clock step may have hidden: a month."""
 
 
 def hidden_at_most(position: int) -> int:
-    """From where on a start counts again that does not know what was hidden below a time: a day, as
-    far as numbers are kept. Rows of transactions that were open for longer are not found."""
+    """Where to recount from if it is unknown what was hidden: a day back, as far as row counts are
+    kept. Rows of longer transactions are not found."""
     return position - KEPT * WIDTH
 
 
 class Recount:
-    """When each bucket is counted, and which buckets to compare. Pure: times are arguments, µs.
+    """When each bucket is counted, and which to compare. Pure: times are arguments, µs.
 
     Args:
-        horizon: how old a bucket may be and still be counted in turn; 0: none ever is.
-        start: nothing at or before is of interest.
-        now: the database's time.
-        position: up to where a former run has read; None: there was none.
-        hidden_since: nothing that it passed and did not count since was created at or before.
+        horizon: maximum age of a bucket counted in turn; 0: no recount.
+        start: nothing created up to here is of interest.
+        position: where the previous run had read to; None: there was none.
+        hidden_since: rows that it passed and has not counted since were created after this.
     """
 
     def __init__(
@@ -78,9 +75,8 @@ class Recount:
             self._count_again(now, position, hidden_since)
 
     def _count_again(self, now: int, position: int, hidden_since: int | None) -> None:
-        """Transactions that a former run stopped waiting for may have ended in the meantime."""
         since = min(now, position) - self._horizon
-        if position > now + CLOCK_STEP:  # unknown: since when the clock has been behind
+        if position > now + CLOCK_STEP:  # unknown how long the clock has been behind
             since = min(since, hidden_at_most(now))
         since = since if hidden_since is None else min(since, hidden_since)
         young = bucket_of(now - self._horizon)
@@ -90,10 +86,9 @@ class Recount:
             self._due = [(0, b) for b in range(max(first, young), self._next)]
 
     def read_before(self, position: int, known: int | None) -> None:
-        """A shard's index is ahead of the kept position: the buckets between are counted again.
+        """Recount the buckets up to the position of an index that is ahead of the stored one.
 
-        Args:
-            known: up to where this run has read the shard, µs; None: it has not.
+        `known`: how far this run has read the shard, µs; None: not at all.
         """
         since = max((at for at in (known, self._former) if at is not None), default=None)
         if not self._horizon or (since is not None and position <= since):
@@ -104,7 +99,7 @@ class Recount:
 
     @property
     def uncounted_since(self) -> int | None:
-        """Nothing that is to be counted out of turn or compared was created at or before, µs."""
+        """Rows still to be compared or counted out of turn were created after this, µs."""
         others = (self._mismatched, self._late_mismatched, self._unfinished)
         oldest = [min(some) for some in others if some]
         if (least := self._late.least) is not None:
@@ -112,12 +107,7 @@ class Recount:
         return min(oldest) * WIDTH if oldest else None
 
     def account(self, shard: int, buckets: Mapping[int, int], *, anew: bool = False) -> None:
-        """Take over a shard's numbers of rows, per bucket that has changed.
-
-        Args:
-            anew: these are all, perhaps of another index: where it knows of fewer rows than the one
-                before, they are looked for again.
-        """
+        """Take over row counts of changed buckets; `anew`: of all, perhaps from an older index."""
         known = self._accounted.setdefault(shard, {})
         if anew:
             self.note([bucket for bucket, rows in known.items() if buckets.get(bucket, 0) < rows])
@@ -125,18 +115,18 @@ class Recount:
         known.update(buckets)
 
     def ask(self, buckets: Iterable[int]) -> dict[int, int]:
-        """How many rows the shards have accounted for in each of these, counted from now on."""
+        """Expected rows by bucket, for a count that starts now."""
         self._noted_meanwhile.clear()
         return {b: sum(of.get(b, 0) for of in self._accounted.values()) for b in buckets}
 
     def ended(self, after: int, upto: int) -> None:
-        """A transaction that wrote in ``(after, upto]``, µs, has ended behind the windows."""
+        """A transaction that wrote in ``(after, upto]``, µs, has ended after its windows."""
         first, last = bucket_of(after + 1), bucket_of(upto)
         if self._horizon:
             self._note(max(first, self._start, last + 1 - _MOST_HIDDEN), last + 1)
 
     def note(self, buckets: Iterable[int]) -> None:
-        """Rows have come there behind the windows: count them out of turn."""
+        """Count buckets out of turn: rows have arrived there after their windows."""
         if self._horizon:
             for bucket in (b for b in buckets if b >= self._start):
                 self._note(bucket, bucket + 1)
@@ -150,11 +140,9 @@ class Recount:
         return bool(self._late or self._mismatched or self._late_mismatched)
 
     def late(self, now: int, position: int) -> list[int]:
-        """Buckets to count out of turn: a few at a time.
+        """A few buckets to count out of turn, from both ends: neither new nor old ones starve.
 
-        Taken from both ends, so that neither what ends now nor what a start has to count waits for
-        the other. None that are still to be compared: what came after the comparison has read them
-        would be forgotten when it ends.
+        Not those being compared: rows arriving after their comparison would be forgotten.
         """
         late = self._late_mismatched
         if len(late) >= MOST_BUCKETS:
@@ -173,23 +161,18 @@ class Recount:
         reached: int | None = None,
         hidden_since: int | None = None,
     ) -> list[int]:
-        """The buckets to count now, each as far as it lies up to the position.
+        """The buckets to count now, each up to the position.
 
-        Every bucket that was younger than the horizon when it was read is counted at least once.
-
-        Args:
-            now: the database's time.
-            position: up to where all shards have read.
-            reached: up to where any of them has, or the database was asked for their rows.
-            hidden_since: nothing that open transactions hide was created at or before, µs.
+        Every bucket younger than the horizon when it was read is counted at least once. `reached`:
+        any shard has read up to here, and all up to `position`, µs.
         """
         if not self._horizon:
             return []
         self._forget(oldest_needed(now, self._horizon, hidden_since, self.uncounted_since))
-        # what is read now was read after the last call, however long ago that was
+        # rows read now were read after the last call, however long ago that was
         oldest = bucket_of(min(now, self._last_time or now) - self._horizon)
         self._last_time = now
-        # the position's own bucket, too: an idle reader stays within it
+        # including the position's own bucket: an idle reader stays within it
         aged = bucket_of(now - _FIRST_AGE)
         end = min(bucket_of(position if reached is None else reached), aged) + 1
         self._waiting.extend(range(max(self._next, oldest, end - _MOST_HIDDEN), end))
@@ -209,7 +192,6 @@ class Recount:
     def not_counted(
         self, buckets: Iterable[int], pause: range = range(0), *, in_turn: bool = True
     ) -> None:
-        """Buckets that were `due`, or `late`, are due again after the pause, a range of µs."""
         for bucket in buckets:
             self._paused[bucket] = pause
             if in_turn:
@@ -224,18 +206,15 @@ class Recount:
         in_turn: bool = True,
         upto: int | None = None,
     ) -> None:
-        """Compare the database's numbers of rows with what was accounted for.
+        """Compare the database's row counts with `expected`, from `ask`.
 
-        Args:
-            expected: as of `ask`.
-            in_turn: these were `due`, and are again.
-            upto: what is above it was not counted, µs; None: all was.
+        `in_turn`: these were `due`, and will be again. `upto`: rows above it were not counted, µs.
         """
         if upto is not None:
             self._in_part |= {bucket: upto for bucket in rows if (bucket + 1) * WIDTH > upto}
         for bucket in rows:
-            # what came after a running comparison has read them is counted when that has ended, and
-            # what was noted since they were asked for may have come after they were counted
+            # rows that arrived after a running comparison read the bucket are counted when it has
+            # ended; those noted since the request may have arrived after the count
             if bucket in self._mismatched or bucket in self._late_mismatched:
                 self._late.add(bucket, bucket + 1)
             elif bucket not in self._noted_meanwhile:
@@ -255,12 +234,12 @@ class Recount:
                 heapq.heappush(self._due, (min(end + age, last), bucket))
 
     def clock_went_ahead(self, now: int, by: int) -> None:
-        """What it has passed is counted as long as without that."""
+        """The step does not add to the age of earlier buckets."""
         self._steps = [(bucket_of(now - by), by), *self._steps[:9]]
         self.everything(now - by)
 
     def clock_went_back(self, now: int) -> None:
-        """Count everything again, and what the clock had passed when it comes to that again."""
+        """Count everything again, including what the clock will pass a second time."""
         self._steps = []
         here = bucket_of(now) + 1
         self._next = min(self._next, here)
@@ -275,7 +254,7 @@ class Recount:
             return
         oldest = max(bucket_of(now - self._horizon), self._start)
         end = self._waiting[0] if self._waiting else self._next
-        # rows come where the clock is now
+        # new rows arrive at the clock's current time
         end = min(end, oldest + _MOST_HIDDEN)
         pending = {bucket for _, bucket in self._due} | {*range(oldest, end)}
         self._due = [(0, bucket) for bucket in sorted(pending)]
@@ -284,8 +263,7 @@ class Recount:
         return bool(self._mismatched or self._late_mismatched)
 
     def take(self) -> list[int]:
-        """The next buckets to compare: first those counted in turn, and at least one of the
-        others."""
+        """In-turn buckets first, and at least one other."""
         taken: list[int] = []
         rows = 0
         late = sorted(self._late_mismatched.items())
@@ -302,12 +280,7 @@ class Recount:
     def compared(
         self, buckets: Iterable[int], unfinished: Iterable[int] = (), again: int = 0
     ) -> None:
-        """All shards have compared these.
-
-        Args:
-            unfinished: those of which a shard that waits has left something.
-            again: when these are counted again, µs.
-        """
+        """All shards have compared these; `unfinished` buckets are due again at `again`, µs."""
         for bucket in buckets:
             self._mismatched.pop(bucket, None)
             self._late_mismatched.pop(bucket, None)
@@ -322,14 +295,13 @@ class Recount:
 
 
 class Buckets:
-    """A set of numbers, kept as ranges that do not touch."""
+    """A set of integers, stored as disjoint, non-adjacent ranges."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._ends: list[int] = []
 
     def add(self, first: int, end: int) -> None:
-        """Add ``first <= bucket < end``."""
         if first >= end:
             return
         low, high = bisect_left(self._ends, first), bisect_right(self._firsts, end)
@@ -338,7 +310,6 @@ class Buckets:
         self._firsts[low:high], self._ends[low:high] = [first], [end]
 
     def discard(self, bucket: int) -> None:
-        """Remove one, if it is there."""
         at = bisect_right(self._firsts, bucket) - 1
         if at < 0 or bucket >= self._ends[at]:
             return
@@ -351,7 +322,7 @@ class Buckets:
         self._firsts, self._ends = [], []
 
     def from_both_ends(self, first: int, end: int) -> Iterator[int]:
-        """Those of ``first <= bucket < end``: the last, the first, the last but one …"""
+        """Members of ``first <= bucket < end``: the last, the first, the last but one …"""
         ranges = [
             range(max(a, first), min(b, end))
             for a, b in zip(self._firsts, self._ends, strict=True)
@@ -364,7 +335,6 @@ class Buckets:
 
     @property
     def least(self) -> int | None:
-        """The lowest; None: there is none."""
         return self._firsts[0] if self._firsts else None
 
     def __contains__(self, bucket: int) -> bool:

@@ -1,8 +1,4 @@
-"""The recount, step by step: what is counted next, and what the shards compare because of it.
-
-One count is under way at a time, and one comparison. A comparison has a number; every shard reports
-the number of the last one that it has done. Pure: times are arguments.
-"""
+"""The recount: what to count and compare next, one of each in flight. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -14,21 +10,17 @@ from eventpub.coordinator.events import Count, Counted
 from eventpub.coordinator.recount import MOST_BUCKETS, Recount
 
 _LATE_SHARE = 0.5
-"""Seconds of each second for what is counted out of turn."""
+"""Share of each second for counting out of turn."""
 
 _PAUSE = 60_000_000
-"""µs until a bucket is counted again that could not be, by itself."""
+"""µs until a bucket that could not be counted alone is tried again."""
 
 _AHEAD = 10_000_000
-"""µs by which the database's clock goes ahead of the machine's before it counts as a step."""
+"""µs that the database's clock may gain on this machine's before it counts as a step."""
 
 
 class Recounting:
-    """Which time buckets are counted, and which differ; arguments as of `Recount`.
-
-    Attributes:
-        comparison: the one that is wanted now; without buckets where there is none.
-    """
+    """`comparison` has no buckets if none is in flight; for the arguments see `Recount`."""
 
     def __init__(
         self,
@@ -45,9 +37,7 @@ class Recounting:
         self._lead: float | None = None
         self._counting: Count | None = None
         self._at_most = MOST_BUCKETS
-        """Buckets of a count: fewer after one that had no answer."""
         self._alone: set[int] = set()
-        """Buckets that could not be counted although none was counted with them."""
         self._late_until = 0.0
         self._is_last = False
         self.comparison = Comparison()
@@ -55,12 +45,10 @@ class Recounting:
     # -- what is learned --------------------------------------------------------------------------
 
     def began(self, report: Report, known: int | None, held: tuple[int, int] | None) -> None:
-        """Take over the first report of a runner, whose index may be older than the one before.
+        """Take over a runner's first report; its index may be older than the previous one.
 
-        Args:
-            known: the shard's last reported position, µs.
-            held: ``(after, upto]``, µs, in which the shard held events: what its index does not
-                hold any more is counted again. None: nowhere.
+        `known`: the last reported position; `held`: ``(after, upto]`` in which the shard held
+        events, µs. What is no longer held is counted again.
         """
         if report.read_before is not None:
             self._recount.read_before(report.read_before, known)
@@ -84,28 +72,20 @@ class Recounting:
         return self._recount.uncounted_since
 
     def behind_since(self, position: int) -> int | None:
-        """Nothing that is to be counted yet was created at or before, µs, while the database's
-        clock is behind the position and no window shows what comes. None: it is not behind."""
+        """Start of the rows to count, µs, while the clock is behind the position, else None."""
         if not self._horizon or self._last_time + CLOCK_STEP >= position:
             return None
         return self._last_time - self._horizon
 
     def clock_stepped(self, now: int, at: float) -> float:
-        """Seconds by which the database's clock went back (negative) or ahead; 0: neither by much.
-
-        What is affected is counted again.
-
-        Args:
-            now: the database's time, µs, as it was at `at` or before.
-            at: the machine's time, s.
-        """
+        """Seconds that the database's clock stepped, or 0; affected buckets are counted again."""
         step, lead = now - self._last_time, now - at * 1e6
         self._last_time = now
         if step < -CLOCK_STEP:
             self._lead = lead
             self._recount.clock_went_back(now)
             return step / 1e6
-        # an answer that came late, or to a process that stood still, has a smaller lead for once
+        # a late answer, or one to a process that was suspended, has a smaller lead once
         before = lead if self._lead is None else self._lead
         self._lead = max(lead, before)
         if lead - before <= _AHEAD:
@@ -126,13 +106,7 @@ class Recounting:
         hidden_since: int | None,
         at: float,
     ) -> Count | None:
-        """The next count; None: nothing is due, or one is under way.
-
-        Args:
-            now: the database's time, µs.
-            position, reached, hidden_since: as of `Recount.due`.
-            at: the machine's time, s.
-        """
+        """The next count, if one is due and none in flight. `now` is µs, `at` monotonic s."""
         if self._counting is not None:
             return None
         buckets, in_turn = self._recount.due(now, position, reached, hidden_since), True
@@ -158,8 +132,7 @@ class Recounting:
         )
 
     def not_counted(self, count: Count) -> None:
-        """The count failed: its buckets are due again, fewer at once. One that has failed by itself
-        comes later, and by itself, for it would keep all others waiting."""
+        """Retry with fewer buckets; one that failed alone is delayed, so as not to block others."""
         pause = range(0)
         if not self._is_last and (self._at_most == 1 or count.buckets[0] in self._alone):
             self._alone.update(count.buckets)
@@ -172,7 +145,6 @@ class Recounting:
     # -- comparing --------------------------------------------------------------------------------
 
     def next_comparison(self) -> Comparison | None:
-        """A new one, where there is something to compare and no other is under way."""
         if self.comparison.buckets or not self._recount.has_mismatches():
             return None
         self.comparison = Comparison(self.comparison.number + 1, tuple(self._recount.take()))
@@ -190,14 +162,13 @@ class Recounting:
     # -- the last count of a run that ends by itself ----------------------------------------------
 
     def begin_last(self, now: int, position: int, reached: int, hidden_since: int | None) -> None:
-        """Count all of the horizon, due or not, once more."""
         if not self._is_last:
             self._is_last = True
             self._recount.not_counted(self._recount.due(now, position, reached, hidden_since))
             self._recount.everything(now)
 
     def is_over(self) -> bool:
-        """Whether the last count found nothing and none is running; otherwise it restarts."""
+        """Whether the last count found nothing; otherwise it restarts."""
         if not self._is_last or self._counting is not None:
             return False
         if self.comparison.buckets or self._recount.has_mismatches():

@@ -1,8 +1,8 @@
-"""Requests of users on their way to shards: who is asked, and what each has answered.
+"""Users' requests on their way to shards, and the shards' answers.
 
-A request is sent to a runner that has begun, and to the next one where that one ends before it has
-answered. After two failures it is answered with their error, so that it ends nobody. While the
-publisher is paused (`Pauses`), none is done that publishes.
+A request goes to a runner that has begun, and to the next one if that ends before answering. After
+two failures it is answered with the error, so that it cannot stop the publisher. While paused
+(`Pauses`), nothing is published on request.
 """
 
 from __future__ import annotations
@@ -25,19 +25,12 @@ COMMANDS = {
 }
 
 _MOST_FAILURES = 2
-"""Runners of a shard that may fail with a request under way."""
+"""Runners of a shard that may fail with a request in flight."""
 
 
 @dataclass
 class _Pending:
-    """A request that not all of its shards have answered.
-
-    Attributes:
-        lanes: of the runners that it was sent to, by shard.
-        failures: runners that have failed with it.
-        error: the last of these failures.
-        is_withdrawn: whether the client has stopped waiting; a runner may still carry it out.
-    """
+    """A request not yet answered by all its shards; a runner may execute it even if withdrawn."""
 
     request: Request
     reply: Reply
@@ -58,14 +51,11 @@ class _Pending:
         return self.request.action != "list"
 
     def is_at(self, shard: Shard) -> bool:
-        """Whether the shard's runner has it and has not answered."""
         lane = self.lanes.get(shard.number)
         return lane is not None and lane is shard.lane and shard.number not in self.answers
 
 
 class Requests:
-    """Those that wait for an answer; `partitions` of the topic say whose an aggregate is."""
-
     def __init__(self, shards: Sequence[Shard], partitions: int, do: Do) -> None:
         self._shards = shards
         self._partitions = partitions
@@ -75,10 +65,7 @@ class Requests:
     # -- requests come and go ---------------------------------------------------------------------
 
     def receive(self, request: Request, reply: Reply, *, is_kept: bool = False) -> None:
-        """Have it answered by the shard of its aggregate, a list of all of them by each.
-
-        One that was left for this publisher (`is_kept`) waits while that is paused.
-        """
+        """A request left for this publisher (`is_kept`) waits while paused; others are refused."""
         self._pending[request.id] = _Pending(request, reply, self._of(request), is_kept)
 
     def withdraw(self, request_id: str) -> None:
@@ -113,7 +100,6 @@ class Requests:
                 shard.lane.send(pending.request)
 
     def under_way(self, shard: Shard) -> int:
-        """How many that publish its runner has and has not answered."""
         return sum(each.publishes and each.is_at(shard) for each in self._pending.values())
 
     # -- what comes of them -----------------------------------------------------------------------
@@ -148,21 +134,16 @@ class Requests:
 
 
 class Pauses:
-    """Whether nothing is published, as users have asked; a crash does not undo it.
-
-    Attributes:
-        paused_by: who has paused it, and when; "": not known.
-    """
+    """Whether users have paused publishing; survives a crash."""
 
     def __init__(self, is_paused: bool, paused_by: str, do: Do) -> None:
         self.is_paused, self.paused_by = is_paused, paused_by
         self._is_written = is_paused
         self._do = do
         self._waiting: deque[PauseAsked] = deque()
-        """Those that wait for what they want to be written down, the first first."""
 
     def ask(self, event: PauseAsked) -> bool:
-        """Note that a pause, or its end, is asked for; whether something has to be written down."""
+        """Note a pause or resume; whether it must be written."""
         if event.is_paused == self.is_paused == self._is_written and not self._waiting:
             return False
         self._waiting.append(event)
@@ -178,7 +159,6 @@ class Pauses:
         self.reply(is_paused, in_work)
 
     def reply(self, is_paused: bool, outcome: int | EventpubError) -> None:
-        """Answer those that wanted it so, in their order."""
         while self._waiting and self._waiting[0].is_paused == is_paused:
             self._waiting.popleft().reply(outcome)
 

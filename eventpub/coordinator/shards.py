@@ -1,8 +1,7 @@
-"""What the coordinator knows of each shard, how each gets a runner, and which failures end it all.
+"""Each shard's state, its runner, and which failures stop the publisher.
 
-A shard without a runner is given one, a thread with a `Lane` of its own. When that has ended, the
-next one is started; after a failure, after a wait. So a shard has one runner in this process.
-Producers of other processes are fenced by Kafka, and their records read back.
+The next runner starts after the last has ended, so a shard has one in this process. Kafka fences
+producers of other processes, and their records are read back.
 """
 
 from __future__ import annotations
@@ -29,21 +28,20 @@ from eventpub.coordinator.progress import Progress
 from eventpub.errors import EventpubError, SinkError
 
 MOST_PAGES = 4
-"""Full pages on their way to a shard."""
+"""Full pages in flight to a shard."""
 
 MOST_WINDOWS = 16
-"""Windows on their way to a shard; what comes then is one window, when these are done."""
+"""Windows in flight to a shard; later ones become one window when these are done."""
 
 _STALLED = 5.0
-"""Seconds after which a stop no longer waits for a shard that has work pending."""
+"""Seconds after which a full shard that makes no progress no longer delays polls."""
 
 _FIRST_WAIT = 0.25
 _LONGEST_WAIT = 10.0
-"""Seconds until a runner that has failed is started again, twice as many each time: as long as
-librdkafka waits, at most, before it connects again."""
+"""Backoff in seconds, doubling, up to librdkafka's longest reconnect backoff."""
 
 _STOPS_WITHIN = 1.2
-"""Seconds in which runners may finish what they do when the publisher is to stop."""
+"""Seconds that runners have to finish when the publisher stops."""
 
 
 @dataclass
@@ -56,19 +54,17 @@ class Sent:
 
 @dataclass
 class Shard:
-    """One shard, from the start of a run to its end. Times of the machine are seconds.
+    """One shard, from a run's start to its end. Times are monotonic s.
 
     Attributes:
-        lane: of its runner; None: it has none.
-        has_begun: whether that has reported, and so has read the topic back.
-        is_behind: whether a window was left out, so that one is due when these are done.
-        window, comparison: numbers of the last that its runner was sent.
-        report: the last one; None: the shard has not said anything in this run.
-        compares_since: when the comparison was sent that it has not done; None: it has.
-        due_sent_for: the last report when a window for holds that are due was sent.
-        start_at: when the next runner is started, where none runs.
-        wait: until it is started after another failure.
-        failures: runners that have failed in a row.
+        lane: its runner's; None: it has none.
+        has_begun: the runner has reported, so has read the topic back.
+        is_behind: a window was left out, so that one is due after those sent.
+        window, comparison: numbers of the last ones sent to its runner.
+        compares_since: when the comparison in flight was sent; None: none is.
+        due_sent_for: the last report when a window for due holds was sent.
+        start_at, wait: when the next runner starts, and the backoff after the next failure.
+        failures: consecutive failed runners.
     """
 
     number: int
@@ -97,7 +93,7 @@ class Shard:
         self.compares_since = None
 
     def failed(self, now: float, *, at_once: bool = False) -> None:
-        """Another runner is started after a wait; `at_once` without, unless one failed before."""
+        """Restart after a backoff, or `at_once` unless one failed before."""
         self.start_at = now if at_once and self.failures == 0 else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
         self.failures += 1
@@ -107,9 +103,8 @@ class Shard:
     def send(
         self, window: Window, now: float, *, rows: pa.Table | None = None, is_page: bool = False
     ) -> None:
-        """Send a window, or note that one is due."""
         if self.lane is None:
-            return  # the next runner begins with what is planned by then
+            return  # the next runner begins with the last window planned by then
         is_full = self.pages >= MOST_PAGES if is_page else len(self.sent) >= MOST_WINDOWS
         if is_full or (self.is_behind and self.sent):
             self.is_behind = True
@@ -137,7 +132,7 @@ class Shard:
 
     @property
     def works_since(self) -> float | None:
-        """When the first was sent of what it has not done yet, s; None: it has done all."""
+        """When the oldest unfinished work was sent."""
         since = [*(sent.at for sent in self.sent), self.compares_since]
         return min((at for at in since if at is not None), default=None)
 
@@ -157,32 +152,30 @@ class Shard:
             self.failures, self.wait = 0, _FIRST_WAIT
 
     def next_due(self) -> int | None:
-        """When its next hold is due, µs, unless a window was sent for it already."""
+        """When its next hold is due, µs, if it is idle and no window was sent for that."""
         if self.lane is None or self.report is None or self.report is self.due_sent_for:
             return None
         return None if self.sent else self.report.next_due
 
 
 def has_got_on(report: Report) -> bool:
-    """Whether a runner has done something since it began."""
     return bool(report.done or report.published)
 
 
 _MOST_FAILURES = 5
-"""Failures of a shard in a row, for an unknown reason, before the publisher gives up."""
+"""Consecutive unexplained failures of a shard before the publisher gives up."""
 
 _TAKEOVER = 20.0
-"""Seconds after its first report in which a publisher leaves it to an older one to notice both."""
+"""Seconds after the first report in which a publisher leaves it to an older one to stop."""
 
 _SIGHTINGS = {"sink.fenced": 10, "sink.own_request_late": 1}
 _MOST_SIGHTINGS = 30
 _SIGHTINGS_WITHIN = 3600.0
-"""The publisher stops when a shard was fenced three times within so many seconds, or thirty times
-where a late request of its own may have done it. A frozen process of a former run does that once;
-two publishers of one id with little to publish meet once in minutes."""
+"""Stop when a shard was fenced three times within an hour; thirty times if it may be its own late
+request. A frozen process causes one; two publishers of one id with little to do, one in minutes."""
 
 _ROTATED_WITHIN = 120.0
-"""Seconds in which a new password or certificate reaches its file: in Kubernetes up to 90."""
+"""Seconds for a new password or certificate to reach its file: in Kubernetes up to 90."""
 
 _PASSES_WITHIN = {
     **dict.fromkeys(("config.password_file", "config.sink_property"), _ROTATED_WITHIN),
@@ -192,14 +185,14 @@ _PASSES_WITHIN = {
     **dict.fromkeys(("store.column_missing", "store.index_missing"), 60.0),
     **{"store.query_failed": 60.0, "sink.topic_missing": 30.0},
 }
-"""Seconds for which something may be wrong while running before it counts as wrong: brokers that
-start know of no topic, a migration takes a table or an index away for a moment."""
+"""Seconds for which an error is tolerated while running: starting brokers know of no topic, a
+migration drops a table or an index for a moment."""
 
 _FATAL_CHECKS = {"sink.other_publisher", "sink.topic_recreated"}
 
 
 class Failures:
-    """Judges what shards and commands have met. Pure: times are arguments, s."""
+    """Decides which failures are fatal. Pure: times are arguments, s."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -219,11 +212,7 @@ class Failures:
     def of_shard(
         self, shard: int, error: EventpubError, in_a_row: int, now: float
     ) -> EventpubError | None:
-        """The error to end with, if a runner's failure is one.
-
-        Args:
-            in_a_row: failures of that shard since it has done anything.
-        """
+        """The error to stop with, or None; `in_a_row`: the shard's consecutive failures."""
         if error.code in _SIGHTINGS:
             return self._another_publisher(shard, error, now)
         if error.code == "shard.failed":
@@ -238,7 +227,7 @@ class Failures:
         if isinstance(command, CheckTopic):
             return error if error.code in _FATAL_CHECKS else None
         if isinstance(command, (CheckTable, CheckOpen)):
-            return None  # who reads or publishes meets it, too
+            return None  # readers or runners will meet it too
         who = type(command).__name__
         return None if error.retriable or self._may_pass(who, error.code, now) else error
 
@@ -250,7 +239,7 @@ class Failures:
     def _another_publisher(
         self, shard: int, error: EventpubError, now: float
     ) -> EventpubError | None:
-        """Note it; the error to end with where it was seen too often."""
+        """Note a fencing; the error to stop with after too many."""
         if self._well_since is None or now - self._well_since < _TAKEOVER:
             return None
         before = self._sightings.get(shard, [])
@@ -269,13 +258,7 @@ class Failures:
 
 
 class Runners:
-    """The runners of all shards. Times are the machine's, s, and arguments.
-
-    Attributes:
-        is_stopping: whether runners were asked to leave for good.
-        stop_by: when they are no longer waited for.
-        is_over: whether nothing is done any more.
-    """
+    """Times are arguments, monotonic s. Runners are not waited for beyond `stop_by`."""
 
     def __init__(
         self, shards: Sequence[Shard], failures: Failures, progress: Progress, do: Do
@@ -303,7 +286,6 @@ class Runners:
         self._do(StartRunner(shard.number, lane, beginning))
 
     def ended(self, event: Ended, now: float) -> None:
-        """One has ended; what it has left is repaired by the next one."""
         shard, error = self._shards[event.shard], event.error
         shard.end()
         if error is None:
@@ -318,7 +300,6 @@ class Runners:
             self.wait_out(error)
 
     def end_all(self, now: float) -> None:
-        """Have all leave; the next ones come at once."""
         for shard in self._shards:
             shard.start_at = now
         self._stop_all()
@@ -338,12 +319,10 @@ class Runners:
             self.wait_out(error)
 
     def wait_out(self, error: EventpubError) -> None:
-        """Only show the error."""
         self._progress.last_error = str(error)
         self._do(Show())
 
     def stop(self, error: EventpubError | None, now: float) -> None:
-        """Have the runners finish what they do; then it is over, as of `Finish`."""
         if self.is_stopping:
             return
         self.is_stopping, self._error = True, error
@@ -351,7 +330,7 @@ class Runners:
         self._stop_all()
 
     def have_stopped(self, now: float) -> bool:
-        """Whether all have left, or have had their time to: what is cut off is aborted."""
+        """Whether all have exited, or run out of time: their transactions are aborted."""
         return all(shard.lane is None for shard in self._shards) or now >= self.stop_by
 
     def finish(self) -> None:

@@ -1,8 +1,4 @@
-"""The publisher's status as one document, from which everything shown anywhere is made.
-
-`eventpub status`, `/status`, `/metrics`, the dashboard and what a stopped publisher leaves behind
-show the same numbers, since they are taken here, once.
-"""
+"""The publisher's status as one document, from which everything shown is derived."""
 
 from __future__ import annotations
 
@@ -23,18 +19,14 @@ _BUSY_FOR = 4.0
 
 
 def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
-    """The document; to be made in the coordinator's thread.
-
-    Args:
-        now: the machine's monotonic time, s.
+    """The status document; call in the coordinator's thread.
 
     Returns:
         JSON-serializable. Times that end in ``_at``, ``since`` and ``last_ok`` are Unix times in s,
         positions µs on the database's clock. ``lag.seconds`` is the age below the boundary of the
-        oldest event that is not published; it grows while the database does not answer.
-        ``lag.events`` is of those not read yet, at most `workers.MOST_EVENTS`, and one for each
-        aggregate that waits;
-        null: not known. Rates are events a second.
+        oldest unpublished event; it grows while the database does not answer. ``lag.events`` counts
+        unread events, at most `workers.MOST_EVENTS`, plus one per held aggregate; null: unknown.
+        Rates are events per second.
     """
     is_paused, paused_by = coordinator.pauses.is_paused, coordinator.pauses.paused_by
     unread = coordinator.lag.unread_seconds(now)
@@ -72,12 +64,7 @@ def document(  # noqa: PLR0913 (what all of it is made of)
     shards: Iterable[dict[str, Any]],
     now: float,
 ) -> dict[str, Any]:
-    """What both engines show.
-
-    Args:
-        low: everything created at or before is published, µs.
-        shards: what is not in the progress of each.
-    """
+    """What both engines show; everything created up to `low`, µs, is published."""
     progress = lag.progress
 
     def of_check(check: NamedCheck) -> dict[str, Any]:
@@ -113,7 +100,7 @@ def document(  # noqa: PLR0913 (what all of it is made of)
 
 
 def unix(at: float | None, now: float) -> float | None:
-    """The Unix time, s, of a time of the machine's monotonic clock."""
+    """Convert monotonic time to Unix time, s."""
     return None if at is None else round(time.time() - (now - at), 3)
 
 
@@ -126,10 +113,7 @@ def _state(coordinator: Coordinator) -> str:
 
 
 def lag_seconds(coordinator: Coordinator, now: float, shard: Shard | None = None) -> float:
-    """Age below the boundary of the oldest event that is not published, held ones included.
-
-    Of one shard: only of its events; at most that of the publisher.
-    """
+    """Age below the boundary of the oldest unpublished event, held ones included."""
     shown = coordinator.lag
     lag = shown.seconds(coordinator.durable.low, now)
     report = None if shard is None else shard.report
@@ -137,18 +121,13 @@ def lag_seconds(coordinator: Coordinator, now: float, shard: Shard | None = None
         return lag
     if shard.sent or report.holds or report.position < coordinator.windows.planned:
         return min(lag, max(0.0, shown.below(report.low)))
-    # where nothing is planned any more, what comes may be this shard's
+    # nothing is planned: the next rows may be this shard's
     is_published = shard.lane is not None and not coordinator.pauses.is_paused
     return 0.0 if is_published else shown.unread_seconds(now)
 
 
 def unanswered(document: dict[str, Any], since: float, now: float) -> dict[str, Any]:
-    """The last document of a publisher that does not answer: what was ok then is unknown now.
-
-    Args:
-        since: when its loop was last seen to turn, Unix time in s.
-        now: Unix time, s.
-    """
+    """Status of a publisher silent since `since`, Unix s: checks that were ok are unknown."""
     seconds = now - since
     if seconds < _BUSY_FOR:
         return document
@@ -173,7 +152,7 @@ def is_ready(document: dict[str, Any]) -> bool:
 
 
 def notable(document: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The checks, without how long they have lasted: a change is written down at once."""
+    """The checks without their durations: a change is written down at once."""
     return [
         (check["name"], check["state"], re.sub(r"\b\d+ s\b", "", check["message"]))
         for check in document["checks"]

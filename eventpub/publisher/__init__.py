@@ -20,21 +20,19 @@ def run(
 ) -> Progress:
     """Publish until stopped.
 
-    SIGTERM and SIGINT finish the transactions in work, then this returns (when called in the main
-    thread); a second one ends the process at once, as a kill would.
+    SIGTERM and SIGINT finish the transactions in flight, then this returns (if called in the main
+    thread); a second signal ends the process at once, like a kill.
 
     Args:
-        config: the whole configuration.
-        available_now: publish every event that was committed before the call, holds included, then
-            return.
+        available_now: publish every event committed before the call, holds included, then return.
         on_progress: called about every second, and when something is wrong.
 
     Returns:
         The totals at the end.
 
     Raises:
-        StoreError, SinkError, StateError, ConfigError: what waiting cannot fix, and anything that
-            is wrong when it starts.
+        StoreError, SinkError, StateError, ConfigError: anything wrong at the start, and later what
+            waiting cannot fix.
     """
     if config.run.engine == "threads":
         from eventpub.publisher.publisher import Publisher as Engine

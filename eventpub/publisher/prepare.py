@@ -1,10 +1,10 @@
-"""A start: everything that can be wrong is found here, and where to go on.
+"""A start: check everything that can be wrong, and find where to continue.
 
-Part of the state may be lost: cut by a power failure, or deleted. Where this publisher started
-stands in three files and in every index. Where it is stands in progress.json and, per shard, in the
-indexes; what none of them says is taken from the start, which costs reading and loses nothing: the
-topic says what was published. What open transactions hid stands in progress.json alone: without it,
-the day below the position is counted.
+Part of the state may be lost after a power failure, or deleted. Where this publisher started is in
+three files and in every index. Its position is in progress.json and, per shard, in the indexes; if
+missing, it is the start, which costs reading but loses nothing: the topic says what was published.
+What open transactions hid is in progress.json alone: without it, the day below the position is
+counted.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ class Prepared:
 
 
 def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: bool) -> Prepared:
-    """Check database, broker and state; fence the previous publisher.
-
-    Raises:
-        StoreError, SinkError, StateError: what is wrong.
-    """
+    """Check database, broker and state; fence the previous publisher."""
     clients = parts.clients
     server = parts.stores.server(config.store)
     layout = _check_store(config, parts.stores, server)
@@ -76,7 +72,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         )
     former = before.get("shards", config.run.shards)
     run = _begin_run(state, started, now)
-    # whatever number of shards has run last: that it did may not have come to be remembered
+    # the last run's number of shards may not have been written down
     writers = max(former, topics.partitions)
     if config.run.engine == "threads" and markers_of(config.sink) in partition_counts(clients):
         NumberedSink(clients, config.app.id).take(threads_of(run), writers)
@@ -84,7 +80,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         fence_all(clients, app_id, writers)
     numbers, is_placed = _take_over(state, before, former, topics)
     if former != config.run.shards:
-        # of an earlier run with this number: what the former run knows is newer
+        # left by an earlier run with this number: the former run knows more
         state.forget_shards(config.run.shards)
     sampled = before.get("newest") or []
     start_state = StartState(
@@ -100,7 +96,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         is_placed=is_placed,
         former_shards=None if former == config.run.shards else former,
         former_indexes=tuple(str(folder) for folder in state.former_indexes()),
-        # of the former run, unless that has sampled by another column
+        # the former run's, unless sampled by another column
         newest=(sampled[0], sampled[1]) if sampled[2:] == [layout.sampled_by] else newest,
         server=before.get("server") or server.identity,
         until=now if available_now else None,
@@ -123,15 +119,13 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
 def check_backlog(
     config: Config, clients: Clients, store: Source, position: int | None, start: int
 ) -> None:
-    """Whether the topic takes and keeps the oldest event that is to be published.
+    """Check that the topic accepts and keeps the oldest event to be published.
 
-    Args:
-        position: of this publisher, µs; None: not known. Then a topic that was written before
-            passes: what is to be published is known once that was read back.
-        start: where it starts, or started, µs.
+    Without a `position`, µs, a topic written before passes: what is left to publish is known only
+    after reading it back.
 
     Raises:
-        SinkError: `sink.backlog_too_old`.
+        SinkError: sink.backlog_too_old
     """
     app = config.app
     if position is None and has_written(clients, sources_of(app.id, app.former_ids)):
@@ -142,7 +136,7 @@ def check_backlog(
 
 
 def _check_store(config: Config, stores: type[EventStore], server: Server) -> Layout:
-    """What the event table looks like; what is not guaranteed with it is said."""
+    """The event table's layout; logs what is not guaranteed with it."""
     if config.store.allow_replica and server.is_replica(config.store):
         log.warning(
             f"store.allow_replica = true: reading from a server that {server.what_it_is}",
@@ -161,7 +155,7 @@ def _check_store(config: Config, stores: type[EventStore], server: Server) -> La
 
 @dataclass(frozen=True)
 class _Topics:
-    """What a start has found out about the topics; `acknowledged`: offsets that were reached."""
+    """What a start has found out about the topics; `acknowledged`: offsets reached."""
 
     partitions: int
     ids: dict[str, str]
@@ -170,7 +164,7 @@ class _Topics:
 
 
 def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _Topics:
-    """Whether they are there, are those that were written, and are this publisher's."""
+    """Check that the topics exist, are those written before, and are this publisher's."""
     ends: dict[PartitionId, int] = {(t, p): end for t, p, end in before.get("ends", ())}
     partitions = check_topics(
         clients,
@@ -186,18 +180,18 @@ def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _
 
 
 def _is_placed(clients: Clients, before: dict[str, Any], ids: dict[str, str]) -> bool:
-    """Whether all that is on the topic was written with its present number of partitions."""
+    """Whether everything on the topic was written with its current number of partitions."""
     known = before.get("topics", {})
     is_same = ids.get(clients.sink.topic) == known.get(clients.sink.topic)
     if before and is_same and known:
         return bool(before.get("placed", False))
-    return not any(visible_ends(clients).values())  # of a topic without records nothing counts
+    return not any(visible_ends(clients).values())  # an empty topic is always placed
 
 
 def _take_over(
     state: StateDir, before: dict[str, Any], shards: int, topics: _Topics
 ) -> tuple[list[int], bool]:
-    """What the indexes know is taken over where partitions were added since."""
+    """Set indexes aside for a takeover if partitions were added."""
     now = topics.partitions
     former = before.get("partitions", now)
     numbers: list[int] = before.get("numbers", [])
@@ -214,7 +208,6 @@ def _take_over(
 
 
 def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
-    """The number of this run, larger than those before."""
     before = (state.read(state.run_file) or {}).get("run", 0)
     progress = state.read(state.progress_file) or {}
     run: int = max(now, before + 1, progress.get("run", 0) + 1)
@@ -236,7 +229,7 @@ def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]
     if kept is None:
         app = config.app
         if configured == "now" and has_written(parts.clients, sources_of(app.id, app.former_ids)):
-            raise start_lost(state)  # as with a container whose volume is gone
+            raise start_lost(state)  # e.g. a container whose volume is gone
         position = start_position(config.read, now)
         kept = {"configured": configured, "position": position, "time": format_time(position)}
     kept = {**kept, "of": identity_of(config)}
@@ -249,12 +242,9 @@ def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]
 
 
 def kept_start(state: StateDir, configured: str, storage: Storage) -> dict[str, Any] | None:
-    """Where this publisher started, as any file or index says: `configured`, `position` in µs.
+    """Where this publisher started, from any file or index: `configured`, `position` in µs.
 
-    None where it never did, or where it started at a time that is configured.
-
-    Raises:
-        StateError: state.start_lost.
+    None if it never did, or if the start is a configured time. Raises state.start_lost.
     """
     for file in (state.start_file, state.run_file, state.progress_file):
         data = state.read(file) or {}
@@ -277,12 +267,10 @@ def kept_start(state: StateDir, configured: str, storage: Storage) -> dict[str, 
 
 
 def require_own(config: Config, state: StateDir, parts: Parts) -> bool:
-    """Whether the topic is the one of `sink.accept_topic_id`; all of the state must be this
-    publisher's.
+    """Whether the topic is that of `sink.accept_topic_id`; all state must be this publisher's.
 
     Raises:
         StateError: state.foreign
-        SinkError: as of `topic_ids`.
     """
     topic, accepted = config.sink.topic, config.sink.accept_topic_id
     accepts_topic = bool(accepted) and topic_ids(parts.clients, [topic]).get(topic) == accepted
@@ -297,11 +285,11 @@ def require_own(config: Config, state: StateDir, parts: Parts) -> bool:
 
 
 def require_known(config: Config, state: StateDir, parts: Parts) -> None:
-    """Check that state or topic say what was published, though retention may have removed a part.
+    """Check that state or topic show what was published, though retention may have removed a part.
 
     Raises:
         StateError: state.start_lost
-        SinkError: sink.side_topics_left, or as of `oldest_events`.
+        SinkError: sink.side_topics_left, or from `oldest_events`.
     """
     if not (state.identities() or state.indexed()):
         check_sides(parts.clients, sources_of(config.app.id, config.app.former_ids))
@@ -331,21 +319,20 @@ def _start_in(data: Any) -> dict[str, Any] | None:
 
 
 def kept_progress(state: StateDir, shards: int, start: int, storage: Storage) -> dict[str, Any]:
-    """What progress.json says; where it was lost, what the indexes say of `position`, `low` and
-    `shards`, and for `hidden_since` a day; nothing where there are none."""
+    """What progress.json says; if lost, what the indexes say, with a day counted as hidden."""
     known = state.read(state.progress_file)
     if known is not None:
         return known
     counts = state.indexed()
     if not counts:
         return {}
-    # the configured number first: the run before had it, unless not all of its indexes are there
+    # the configured number first: the last run had it, unless some of its indexes are missing
     counts.sort(key=lambda count: count != shards)
     indexes = {count: _summaries(state, count, storage) for count in counts}
     count = next((count for count in counts if None not in indexes[count]), counts[0])
     positions = [s.position for s in indexes[count] if s is not None and s.position is not None]
     lows = [s.low for s in indexes[count] if s is not None and s.low is not None]
-    # how far an index was that is gone is unknown
+    # the position of a missing index is unknown
     is_whole = len(lows) == count
     if state.progress_file.exists():
         log.warning(
@@ -355,7 +342,7 @@ def kept_progress(state: StateDir, shards: int, start: int, storage: Storage) ->
             else "neither progress.json nor an index can be read: reading the store again from the"
             " start"
         )
-    else:  # as after a kill in the first second of all
+    else:  # e.g. killed in its first second
         log.info("there is no progress.json", position="index" if is_whole else "start")
     position = min(positions) if is_whole else start
     return {

@@ -1,4 +1,4 @@
-"""One run of the publisher: its start and end; with threads, the coordinator's loop, too.
+"""One run of the publisher: its start and end, and the coordinator's loop.
 
 events ──▶ Coordinator.on ──▶ commands ──▶ workers (boundary, checks, broker), shards, disk, log
    ▲                                                        │
@@ -48,23 +48,19 @@ from eventpub.shard.runner import serve
 from eventpub.state import StateDir
 
 _WORKERS_END = 0.3
-"""Seconds for a thread to finish what it does when the publisher stops."""
+"""Seconds for a thread to finish when the publisher stops."""
 
 _ANSWER_TIMEOUT = 60.0
 _PAUSE_TIMEOUT = 5.0
 
 _KEPT_EVERY = 10.0
-"""Seconds after which the status is written although no check has changed: `at` is its age."""
+"""Seconds after which the status is written without a change: `at` shows its age."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class StatusFile:
-    """The status as it is written down, for when the publisher does not run or does not answer.
-
-    Attributes:
-        identity: what of the status names the publisher.
-    """
+    """The status on disk, for when the publisher does not run or answer."""
 
     def __init__(self, config: Config, state: StateDir, run: int) -> None:
         self._state = state
@@ -84,7 +80,7 @@ class StatusFile:
     def keep(
         self, found: dict[str, Any], error: EventpubError | None = None, *, is_over: bool = False
     ) -> None:
-        """Write a status down, where a check has changed, or the file is old, or it is over."""
+        """Write a status if a check has changed, the file is old, or the run is over."""
         now, checks = time.monotonic(), notable(found)
         if not is_over and checks == self._checks and now - self._at < _KEPT_EVERY:
             return
@@ -92,12 +88,12 @@ class StatusFile:
         if is_over:
             why = None if error is None else str(error)
             found |= {"state": "stopped", "stopped_by": why, "stopped_at": time.time()}
-        with suppress(EventpubError):  # a full disk is met, and said, by what matters more
+        with suppress(EventpubError):  # a full disk is reported elsewhere
             self._state.write(self._state.status_file, mask_all(found))
 
 
 class CommandRunner:
-    """Carries out the coordinator's commands; a context manager that ends what it has started."""
+    """Carries out the coordinator's commands; a context manager that ends its threads."""
 
     def __init__(
         self,
@@ -188,24 +184,21 @@ class CommandRunner:
     def keep_status(
         self, error: EventpubError | None = None, *, is_over: bool = False
     ) -> dict[str, Any]:
-        """The status, made in the loop's thread, and kept as of `StatusFile.keep`."""
+        """The status, made in the loop's thread; written by `StatusFile.keep`."""
         found = self._last = self._document()
         self._file.keep(found, error, is_over=is_over)
         return found
 
     def status(self) -> dict[str, Any]:
-        """The status of the last second, marked as of `unanswered`; in any thread."""
+        """The status of the last second; thread-safe."""
         return unanswered(self._last, self._last["at"], time.time())
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """Have nothing published for now, or end that; may be called in any thread.
-
-        Args:
-            by: who wants it, for log and status.
+        """Pause or resume publishing; thread-safe.
 
         Returns:
-            `is_paused`; None: no answer in time. With an `error` it could not be written down, and
-            holds until the publisher ends.
+            `is_paused`; None: no answer in time. With an `error` the change could not be written,
+            and lasts until the publisher ends.
         """
         by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
         outcome = self._answer(lambda reply: e.PauseAsked(is_paused, reply, by), _PAUSE_TIMEOUT)
@@ -216,11 +209,7 @@ class CommandRunner:
         }
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        """Have shards do something; may be called in any thread.
-
-        Returns:
-            `answers` by shard, or None, with an `error` unless it is a time-out.
-        """
+        """Have shards do something; thread-safe. No `answers`: it timed out, or see `error`."""
         timeout = min(max(timeout, 0.0), _ANSWER_TIMEOUT)
         outcome = self._answer(lambda reply: e.RequestReceived(request, reply), timeout)
         if outcome is None:
@@ -234,7 +223,7 @@ class CommandRunner:
         self._events.put(e.Withdrawn(id))
 
     def _answer(self, event: Callable[[Callable[[Any], None]], e.Event], timeout: float) -> Any:
-        """What the coordinator replies to an event; None: nothing in time."""
+        """The coordinator's reply to an event; None: timed out."""
         replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._events.put(event(replies.put))
         with suppress(queue.Empty):
@@ -243,7 +232,7 @@ class CommandRunner:
 
 
 _STOP_SEEN_WITHIN = 0.2
-"""Seconds until a signal is seen while the start still checks its servers."""
+"""Seconds until a signal is noticed while the start checks its servers."""
 
 
 class Publisher:
@@ -260,7 +249,7 @@ class Publisher:
     def run(self) -> Progress:
         self._state.lock()
         restore = self._catch_signals()
-        mask = os.umask(0o077)  # of all that this process and its children make
+        mask = os.umask(0o077)  # for everything that this process and its children create
         try:
             self._state.clear()
             if self._state.protect():
@@ -305,9 +294,9 @@ class Publisher:
                 return None
 
     def _keep_error(self, error: EventpubError) -> None:
-        """Write down why it has ended, or did not start, beside how it or the last one stood."""
+        """Add the error to the last status."""
         if error.code == "run.paused":
-            return  # nothing is wrong, and how the last one ended is of more use
+            return  # not a fault: the last run's end is more useful
         found = self._state.read(self._state.status_file) or {}
         found |= {"state": "stopped", "stopped_by": str(error), "stopped_at": time.time()}
         with suppress(EventpubError):
@@ -340,7 +329,7 @@ class Publisher:
                 event = self._next(coordinator)
 
     def _next(self, coordinator: Coordinator) -> e.Event:
-        """What has happened; a tick where its time has come, however much happens."""
+        """The next event; a tick when due, however many events are pending."""
         wait = coordinator.next_tick(time.monotonic())
         if wait <= 0:
             return e.Tick()
@@ -351,7 +340,7 @@ class Publisher:
 
     def _forget(self, request: Request) -> e.Reply:
         def forget(outcome: dict[int, str] | EventpubError) -> None:
-            if not isinstance(outcome, EventpubError):  # else the next start tries it again
+            if not isinstance(outcome, EventpubError):  # else the next start retries it
                 self._state.withdraw(request)
 
         return forget
@@ -363,9 +352,9 @@ class Publisher:
 
         def stop(number: int, _: FrameType | None) -> None:
             if self._stopped_by is not None:
-                os._exit(128 + number)  # asked twice: what is open is aborted by the next start
+                os._exit(128 + number)  # second signal: the next start aborts open transactions
             self._stopped_by = number
-            self._events.put(e.StopAsked())  # a queue that may be put to from a signal handler
+            self._events.put(e.StopAsked())  # SimpleQueue.put is safe in signal handlers
 
         before = {number: signal.signal(number, stop) for number in numbers}
 
@@ -377,7 +366,7 @@ class Publisher:
 
 
 def _shown(coordinator: Coordinator, now: float) -> Progress:
-    """The progress, with the lag as it is shown everywhere: held events are not published."""
+    """The progress with the lag as shown everywhere, held events included."""
     events = coordinator.lag.events(now)
     return replace(
         coordinator.progress,
@@ -387,6 +376,6 @@ def _shown(coordinator: Coordinator, now: float) -> Progress:
 
 
 def _tune_garbage_collector() -> None:
-    """Have Python look for cycles less often: rows make none, and it slows a drain by a tenth."""
+    """Collect cycles less often: rows make none, and it slows a drain by a tenth."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

@@ -1,5 +1,4 @@
-"""What takes time, in threads of its own: polls of the boundary, and checks of database and broker.
-Where one of these hangs, the others go on."""
+"""Worker threads: boundary polls, and checks of database and broker. None blocks another."""
 
 from __future__ import annotations
 
@@ -22,17 +21,13 @@ from eventpub.sink.topics import open_below, topic_ids, visible_ends
 from eventpub.sources.base import Poll, Source
 
 _TIMEOUT = 2.0
-"""Seconds for a question to the broker that is asked now and then."""
+"""Seconds for a periodic request to the broker."""
 
 Post = Callable[[e.Event], None]
 
 
 class Worker:
-    """A thread that does one command after the other, and posts its outcome, or `Failed`.
-
-    Args:
-        close: called in the thread at its end.
-    """
+    """A thread that executes commands in order, and posts their outcomes or `Failed`."""
 
     def __init__(
         self,
@@ -52,7 +47,7 @@ class Worker:
         self._commands.put(command)
 
     def end(self, timeout: float) -> None:
-        """End after the command in work; wait for that so many seconds."""
+        """End after the current command; wait at most `timeout` s."""
         self._commands.put(None)
         self._thread.join(timeout)
 
@@ -80,8 +75,6 @@ def _unknown(command: e.Command, error: Exception) -> StateError:
 
 
 class BoundaryWork:
-    """Does `Poll`; `until` as of `Boundary`."""
-
     def __init__(self, assignment: Assignment, until: int | None) -> None:
         self._assignment = assignment
         self._until = until
@@ -119,8 +112,6 @@ class BoundaryWork:
 
 
 class ChecksWork:
-    """Does what is asked of the database now and then: counts, samples, lag, table."""
-
     def __init__(self, assignment: Assignment) -> None:
         self._config, self._stores = assignment.config, assignment.parts.stores
         self._lag = Lag(assignment.parts.clock.monotonic)
@@ -166,8 +157,6 @@ BROKER_CHECKS = (e.CheckTopic, e.CheckOpen)
 
 
 class BrokerWork:
-    """Checks topic and ends; `topics`: their ids at the start."""
-
     def __init__(self, assignment: Assignment, topics: dict[str, str]) -> None:
         self._app, self._clients = assignment.config.app, assignment.parts.clients
         self._topics = topics
@@ -180,7 +169,7 @@ class BrokerWork:
         return e.TopicChecked()
 
     def _check_topic(self, command: e.CheckTopic) -> None:
-        """Whether the topic is the same, and no other publisher writes to it."""
+        """Check that the topic is the same, and no other publisher writes to it."""
         app, clients, sink = self._app, self._clients, self._clients.sink
         ids = topic_ids(clients, (sink.topic,), _TIMEOUT)
         if sink.topic in self._topics and sink.topic not in ids:
@@ -194,21 +183,21 @@ class BrokerWork:
 
 
 MOST_EVENTS = 100_000
-"""Events that are counted, at most."""
+"""Most events counted."""
 
 _SHARE = 0.01
-"""Share of the time that may go into counting."""
+"""Share of time for counting."""
 
 
 class Lag:
-    """Measures the oldest event each time, and counts events where that costs little.
+    """Measures the oldest unread event each time, and counts events when cheap.
 
-    Counting takes a database a fifth of what reading takes: a long backlog is counted again after a
-    hundred times of what counting it took, and until then what was read since is taken off.
+    Counting costs the database a fifth of reading: a long backlog is counted again after a hundred
+    times the duration of the last count; until then rows read since are subtracted.
 
     Attributes:
-        seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
-        events: how many there are; at most `MOST_EVENTS`.
+        seconds: age of the oldest unread event below the boundary, or 0.
+        events: number of those, at most `MOST_EVENTS`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -219,10 +208,10 @@ class Lag:
         self._counted = self._read = 0
 
     def measure(self, store: Source, position: int, delay: int, read: int) -> Poll:
-        """Measure once more; the store's time and boundary.
+        """Measure again; returns the store's time and boundary.
 
         Args:
-            position: everything created at or before is read, µs.
+            position: everything created up to here is read, µs.
             delay: between the boundary and the database's time, µs.
             read: rows read so far.
         """

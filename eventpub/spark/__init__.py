@@ -1,8 +1,4 @@
-"""Spark: the data sources `eventstore` and `eventpub`, and the sessions of the publisher's tasks.
-
-Each of Spark's Python processes, of which a start has eight, imports this module: what the data
-sources need is imported where it is used.
-"""
+"""Spark's data sources and sessions; imports are local, since eight Python processes load this."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ _frozen: list[bool] = []
 
 
 def register(spark: SparkSession) -> None:
-    """Make the data sources `eventstore` and `eventpub` known to a session.
+    """Register the data sources `eventstore` and `eventpub` with a session.
 
     Raises:
         ConfigError: spark.speculation: Spark would run two attempts of a task at once.
@@ -44,12 +40,11 @@ def register(spark: SparkSession) -> None:
 
 
 class SourceError(RuntimeError):
-    """Carries an `EventpubError` through Spark, which keeps only the text of an exception."""
+    """Carries an `EventpubError` through Spark, which keeps only an exception's text."""
 
 
 @contextmanager
 def errors_through_spark() -> Iterator[None]:
-    """Raise errors of ours as Spark can pass them on."""
     try:
         yield
     except EventpubError as error:
@@ -57,8 +52,8 @@ def errors_through_spark() -> Iterator[None]:
 
 
 def collect_no_imports() -> None:
-    """Exempt what is alive now, modules above all, from garbage collection, which Spark's processes
-    run after each task: it was 80% of what a small batch cost them."""
+    """Exempt live objects, mostly modules, from garbage collection, which Spark's processes run
+    after each task: it was 80% of a small batch's cost."""
     if not _frozen:
         _frozen.append(True)
         gc.collect()

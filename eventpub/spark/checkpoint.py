@@ -1,4 +1,4 @@
-"""Which checkpoint the query of `eventpub run` uses, and whether the topic still fits it."""
+"""The checkpoint that the query of `eventpub run` uses, and whether the topic still fits it."""
 
 from __future__ import annotations
 
@@ -27,25 +27,20 @@ from eventpub.spark.plan import Plan
 from eventpub.state import StateDir
 
 HANGING = "sink.hanging_transaction"
-"""The broker has left a transaction open; a new checkpoint ends it, and publishes again."""
+"""The broker has left a transaction open; taking a new checkpoint ends it and publishes again."""
 
 _TIMEOUT = 2.0
 _ENDED_WITHIN = 30.0
-"""Seconds within which the broker ends a transaction that has lasted too long."""
+"""Seconds within which the broker aborts an overdue transaction."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class Checkpoints:
-    """Chooses the checkpoint to go on with.
+    """Chooses the checkpoint to continue with.
 
-    Where there is none, or it does not belong to what is known of the topic, the query gets a new
-    name, owns the id from then on, and its first batch reads the topic back.
-
-    Args:
-        config: the whole configuration.
-        state: of this machine.
-        prepared: what the start has found out.
+    If none fits the topic, the query gets a new name and owns the id from then on, and its first
+    batch reads the topic back.
     """
 
     def __init__(self, config: Config, state: StateDir, prepared: Prepared) -> None:
@@ -55,14 +50,7 @@ class Checkpoints:
         return NumberedSink(self._prepared.assignment.parts.clients, self._config.app.id)
 
     def chosen(self, *, is_new: bool) -> Publisher:
-        """The checkpoint to go on with.
-
-        Args:
-            is_new: begin a new one even if the old one could be used.
-
-        Raises:
-            StateError, SinkError: it cannot be read or taken.
-        """
+        """The checkpoint to continue with, or a new one if `is_new`."""
         config, begin = self._config, self._prepared.start_state
         location = config.state.location or str(self._state.root / "shared")
         known = self._state.read(self._state.query_file) or {}
@@ -72,7 +60,7 @@ class Checkpoints:
             "shards": config.run.shards,
             "partitions": begin.partitions,
             "topics": self._prepared.topics,
-            # an index from when no version had two rows cannot tell them apart; the topic can
+            # an index built while versions were unique cannot tell rows of one apart; the topic can
             "contents": not begin.layout.key_is_unique,
         }
         progress = self._state.read(self._state.progress_file) or {}
@@ -91,7 +79,7 @@ class Checkpoints:
         log.info("new checkpoint: the topic is read back first", query=name, location=location)
         start = None if begin.start == 0 else begin.start
         low = begin.low - config.recount.horizon
-        low -= int(2e6 * unnoticed_for(config.sink))  # what of it is not visible is published again
+        low -= int(2e6 * unnoticed_for(config.sink))  # rows still hidden are published again
         plan = Plan(
             name,
             start=start,
@@ -108,8 +96,7 @@ class Checkpoints:
         return self._of(name, location, plan)
 
     def _goes_on(self, name: str, location: str) -> bool:
-        """Whether a checkpoint has all that was published for this id: another publisher may have
-        published since, or the checkpoint may be a backup."""
+        """False if another publisher has published for this id, or the checkpoint is a backup."""
         files = Place(location).names(f"checkpoint/{name}/offsets")
         numbers = [int(tail) for file in files if (tail := file.rpartition("/")[2]).isdigit()]
         try:
@@ -142,16 +129,13 @@ class Checkpoints:
 
 
 class TopicWatch:
-    """Asks the broker where the topics end, and whether anything is wrong with them; one thread.
+    """Watches the topics' ends and health; used by one thread.
 
-    Tasks publish in processes of their own and do not report offsets. The ends tell the next start
-    whether records were lost. Records between two ends are looked at where this publisher has
-    written nothing, and in one partition more, in turn. A transaction of this publisher that the
-    broker has left open hides what was published after it.
+    Spark's tasks do not report offsets; from the ends the next start knows whether records were
+    lost. Records between two ends are checked where this publisher has written nothing, and in one
+    more partition in turn. A transaction of ours left open hides what was published after it.
 
-    Args:
-        prepared: what the start has found.
-        published: how many events each shard has published.
+    `published` returns the number of events that each shard has published.
     """
 
     def __init__(self, prepared: Prepared, published: Callable[[], dict[int, int]]) -> None:
@@ -165,11 +149,7 @@ class TopicWatch:
         self.ends: Mapping[PartitionId, int] = dict(prepared.start_state.acknowledged)
 
     def do(self, command: e.Command) -> e.Event | None:
-        """Do `CheckTopic`, of the places that are due.
-
-        Raises:
-            SinkError: `sink.hanging_transaction`, or as of `BrokerWork.do`.
-        """
+        """Do `CheckTopic` for the partitions due; also raises sink.hanging_transaction."""
         del command
         published, self._before = self._before, self._published()
         ours = [place for place in self.ends if place[0] == self._config.sink.topic]
@@ -183,12 +163,11 @@ class TopicWatch:
         return done
 
     def measure(self) -> None:
-        """At the end of a run: where the topics end now, if the broker answers."""
         with suppress(EventpubError):
             self._measure()
 
     def _measure(self) -> dict[PartitionId, int]:
-        """Up to where readers come, also in the partition of the markers."""
+        """Ends that readers can reach, also of the markers' partition."""
         sink, markers = self._config.sink, markers_of(self._config.sink)
         counts = partition_counts(self._clients, _TIMEOUT)
         places = [(t, n) for t in sink.topics for n in range(counts.get(t, 0))]
@@ -208,11 +187,11 @@ class TopicWatch:
                 same = before.get(place)
                 self._held[place] = same if same is not None and same[0] == at else (at, now)
         for place, (at, since) in self._held.items():
-            is_over = now - since > unnoticed_for(sink)  # so long no transaction may last
+            is_over = now - since > unnoticed_for(sink)  # no transaction may last this long
             if is_over and is_held_by(clients, app_id, place, at, highs[place]):
                 raise hanging(sink, place, at, highs[place], now - since)
 
 
 def unnoticed_for(sink: settings.Sink) -> float:
-    """Seconds for which a transaction that the broker has left open may look like any other."""
+    """Seconds for which a transaction left open looks like any other."""
     return sink.transaction_timeout / 1e6 + _ENDED_WITHIN

@@ -1,8 +1,7 @@
-"""What the source does in Spark's driver: plans batches, and removes what no executor needs.
+"""The source in Spark's driver: plans batches, and removes what no executor needs.
 
-It runs in a process of Spark's, so the publisher learns by notes, about one a second, what is seen
-of the database (`Observed`). In a user's own job the lines go to that process's log, and there is
-no status.
+It runs in one of Spark's processes, so about once a second a note tells the publisher what was seen
+of the database (`Observed`). In a user's own job, these lines go to that process's log.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from eventpub.times import Patience
 
 _NOTED_EVERY = 1.0
 _SAID_EVERY = 60.0
-"""Seconds between two warnings that something does not answer."""
+"""Seconds between warnings that something does not answer."""
 
 _SEEN = ("server", "watermark", "ahead_seconds", "rows_ahead")
 _COUNTED = ("rows_in_past", "comparisons", "passed")
-"""What a note has of `Progress`: as it is, and by how much it has grown since the note before."""
+"""Fields of `Progress` in a note: current values, and increases since the last note."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class Observed:
-    """What is seen of the database; `put` takes notes, and is None in a user's own job."""
+    """What is seen of the database; `put` takes notes, None in a user's own job."""
 
     def __init__(self, put: Callable[[dict[str, Any]], None] | None) -> None:
         self.progress = Progress()
@@ -64,12 +63,6 @@ class Observed:
     def begin(
         self, config: Config, start: int | None, server: str, table: Table, recounting: Recounting
     ) -> DatabaseChanges:
-        """What judges polls and samples, and has odd seconds counted again.
-
-        Args:
-            start: nothing created at or before is of interest, µs.
-            server: identity of the database server that was read before; "": not known.
-        """
         self.progress.server = server
         newest = NewestRows(config.recount.horizon, start or 0, table.newest)
         is_fatal = config.recount.rows_in_past == "stop"
@@ -84,16 +77,14 @@ class Observed:
                 self._lines.append((command.level, command.text, dict(command.facts)))
 
     def mark(self, check: str, message: str) -> None:
-        """A check warns of this, or is ok where the message is empty."""
+        """Set a check to "warn" with this message, or to ok if it is empty."""
         self._checks[check] = "warn" if message else "ok", message
 
     def polled(self, now: float) -> None:
-        """The database has answered."""
         self._checks |= {"database": ("ok", ""), "boundary": ("ok", "")}
         self._note(now)
 
     def failed(self, error: EventpubError, now: float) -> None:
-        """The database, or the state's location, did not answer."""
         is_of_store = isinstance(error, StoreError)
         failing = ["boundary", *["database"] * is_of_store]
         self._checks |= dict.fromkeys(failing, ("error", f"{error.code}: {error.message}"))
@@ -109,7 +100,7 @@ class Observed:
         before = self._counted
         self._counted = {name: getattr(self.progress, name) for name in _COUNTED}
         seen = {name: getattr(self.progress, name) for name in _SEEN}
-        if not self.progress.server:  # before the first poll
+        if not self.progress.server:
             del seen["server"]
         note = {
             "lines": self._lines,
@@ -125,7 +116,7 @@ class Observed:
 
 _PRUNED_EVERY = 60.0
 _PAUSE = 0.5
-"""Seconds until it is planned again where nobody answers: however long that is."""
+"""Seconds before planning again after an outage, however long."""
 
 T = TypeVar("T")
 
@@ -133,8 +124,6 @@ Offset = dict[str, Any]
 
 
 class Driver:
-    """The driver's part of one query."""
-
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._until: int | None = None
@@ -152,8 +141,7 @@ class Driver:
             self._planner.close()
 
     def _waited(self, do: Callable[[], T]) -> T:
-        """Repeat it while the database or the state's location is away: an error would end the
-        query."""
+        """Retry while database or state location is away: an error would end the query."""
         patience = Patience("planning a batch")
         while True:
             try:
@@ -170,11 +158,6 @@ class Driver:
         self._observed.failed(error, time.monotonic())
 
     def initial(self) -> Offset:
-        """The offset before the first batch.
-
-        Raises:
-            StoreError: the table cannot be read.
-        """
         config, publisher = self.options.config, self.options.publisher
         if publisher is not None:
             return publisher.initial.to_offset()
@@ -182,7 +165,7 @@ class Driver:
         return Plan(secrets.token_hex(8), start=start or None, upto=start).to_offset()
 
     def end_now(self) -> None:
-        """Nothing that is created from now on is read."""
+        """Read nothing created from now on."""
         self._until = self._waited(lambda: self._asked(EventStore.now))
 
     def _asked(self, ask: Callable[[EventStore], T]) -> T:
@@ -190,13 +173,9 @@ class Driver:
             return ask(store)
 
     def latest(self, start: Offset) -> Offset:
-        """The next batch, or `start` where there is nothing to do, or nobody to ask.
-
-        Raises:
-            StoreError, StateError: as of `Planner.next`, of what waiting does not fix.
-        """
+        """The next batch; `start` if there is nothing to do, or during an outage."""
         last = Plan.from_offset(start)
-        if self._until is not None:  # or it would be over
+        if self._until is not None:  # or the run would end
             plan = self._waited(lambda: self._next(last))
         else:
             try:
@@ -218,17 +197,12 @@ class Driver:
         return self._planner.next(last, is_ours=last.batch == self._begun)
 
     def reported(self) -> Offset | None:
-        """The boundary as it was polled last."""
         if self._planner is None or not self._planner.upper:
             return None
         return Plan("", upto=self._planner.upper).to_offset()
 
     def parts(self, end: Offset) -> list[Part]:
-        """The tasks of a batch, one for each shard.
-
-        Raises:
-            StateError: state.foreign: a batch that is repeated was planned with other options.
-        """
+        """One task per shard; raises state.foreign if a repeated batch had other options."""
         plan = Plan.from_offset(end)
         layout = self._waited(lambda: self._layout_for(plan))
         self._begun = plan.batch
@@ -241,7 +215,6 @@ class Driver:
         return self._discovered()
 
     def committed(self, end: Offset) -> None:
-        """A batch is committed: what no executor needs any more is removed now and then."""
         if time.monotonic() - self._pruned_at < _PRUNED_EVERY:
             return
         self._pruned_at = time.monotonic()
@@ -249,7 +222,7 @@ class Driver:
         try:
             shards = self.options.config.run.shards
             prune(Place(self.options.state), plan.query, plan.batch, shards)
-        except (StateError, ValueError) as error:  # or a file that is not ours
+        except (StateError, ValueError) as error:  # ValueError: a file that is not ours
             log.warning(
                 "old journals could not be removed; trying again in a minute", error=str(error)
             )
@@ -278,11 +251,7 @@ class Driver:
 
 
 def parts_of_time(options: SourceOptions) -> list[Part]:
-    """The tasks of a batch read, one for each shard, all with the same end.
-
-    Raises:
-        StoreError: the table cannot be read.
-    """
+    """One task per shard of a batch read, all with the same end."""
     config = options.config
     layout = EventStore.discover(config.store)
     with EventStore(config.store, layout) as store:
@@ -292,7 +261,7 @@ def parts_of_time(options: SourceOptions) -> list[Part]:
 
 
 def _require_own(options: SourceOptions, place: Place, plan: Plan) -> None:
-    """Check that the state belongs to this table and these shards; a new query begins one."""
+    """Check that the state belongs to this table and these shards; a new query creates it."""
     name, identity = f"{plan.query}/identity.json", options.identity
     found = place.read(name)
     if found is None:
@@ -304,7 +273,7 @@ def _require_own(options: SourceOptions, place: Place, plan: Plan) -> None:
         found = place.read(name)
     theirs: dict[str, Any] = json.loads(found or b"{}")
     different = [key for key in identity if theirs.get(key) != identity[key]]
-    if different:  # partitions are as many as shards where nothing else is said
+    if different:  # `partitions` defaults to `shards`
         key = "shards" if "shards" in different else different[0]
         raise StateError(
             "state.foreign",

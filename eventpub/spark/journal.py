@@ -1,13 +1,12 @@
 """What a query keeps of its shards at the location that all executors share.
 
-``<query>/journal/<batch>/<shard>``: what a shard decided in a batch: a report for the planner, the
-keys of the batch in their order, and the changes to the shard's index. A journal is created once
-and never changed, so a batch that Spark repeats yields the same rows, and an executor whose index
-is older applies the changes of the batches that it missed.
+``<query>/journal/<batch>/<shard>``: what a shard decided in a batch: a report, the batch's keys in
+order, and changes to the index. Journals are immutable, so a repeated batch yields the same rows,
+and an executor with an older index applies the changes that it missed.
 
-``<query>/snapshot/<shard>/<batch>.json``: the files of an index, for an executor that has none; it
-then applies the journals that follow. ``<query>/file/<shard>/<hash>``: their contents; a file that
-RocksDB has not changed since the snapshot before is not written again.
+``<query>/snapshot/<shard>/<batch>.json``: files of an index, for an executor that has none; the
+journals that follow are applied to it. ``<query>/file/<shard>/<hash>``: their contents, written
+once.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from eventpub.spark.place import Place
 from eventpub.spark.plan import Plan
 
 _FIRST_READ = 256 << 10
-"""Bytes that are read for the head, which is some KB."""
+"""Bytes read for the head, which has a few KB."""
 
 _KEPT = 2
-"""Snapshots kept per shard: an executor that reads the older one may finish."""
+"""Snapshots kept per shard, so that an executor reading the older one can finish."""
 
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("aggregate_id", pa.string()),
@@ -50,7 +49,7 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("content", pa.binary()),
 ]
 KEYS: pa.Schema = pa.schema(_FIELDS)
-"""Of a batch's rows. `content` tells rows of one version apart, where the table allows several."""
+"""`content` tells rows of one version apart, if the table allows several."""
 
 _CHANGES = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 _HEAD = b"eventpub"
@@ -61,33 +60,22 @@ log = logging.getLogger("eventpub.spark")
 
 @dataclass(frozen=True)
 class Journal:
-    """One shard's part of a batch.
-
-    Attributes:
-        report: what the shard did and where it is.
-        keys: schema `KEYS`.
-        changes: of the index.
-    """
-
     report: Report
     keys: pa.Table
     changes: Changes
 
     @property
     def digest(self) -> str:
-        """Hash of the keys and their order."""
         return _digest(_stream(self.keys))
 
 
 class Journals:
-    """The journals of one query, which `plan.Plan.query` identifies."""
-
     def __init__(self, place: Place, query: str) -> None:
         self._place = place
         self._root = f"{query}/journal"
 
     def create(self, batch: int, shard: int, journal: Journal) -> bool:
-        """Create a journal; False where another attempt has."""
+        """False if another attempt has created it."""
         keys = _stream(journal.keys)
         report = fields_of(journal.report)
         head = {"report": report, "digest": _digest(keys), "rows": journal.keys.num_rows}
@@ -97,7 +85,7 @@ class Journals:
         return self._place.create(self._name(batch, shard), _stream(changes) + keys)
 
     def head(self, batch: int, shard: int) -> dict[str, Any] | None:
-        """`report`, `digest` of the keys, number of `rows`; None where there is no journal."""
+        """`report`, `digest` of the keys, number of `rows`; None: there is no journal."""
         name = self._name(batch, shard)
         data = self._place.read(name, _FIRST_READ)
         if data is None:
@@ -110,7 +98,6 @@ class Journals:
             raise self._damaged(name) from error
 
     def read(self, batch: int, shard: int) -> Journal | None:
-        """A journal; None where there is none."""
         name = self._name(batch, shard)
         data = self._place.read(name)
         if data is None:
@@ -125,11 +112,7 @@ class Journals:
         return Journal(report, keys, dict(found))
 
     def changes(self, shard: int, after: int, upto: int) -> Iterator[Changes]:
-        """The changes of a shard's batches ``after < batch <= upto``.
-
-        Raises:
-            StateError: state.journal_missing
-        """
+        """Changes of batches ``after < batch <= upto``; raises state.journal_missing."""
         for batch in range(after + 1, upto + 1):
             journal = self.read(batch, shard)
             if journal is None:
@@ -137,14 +120,12 @@ class Journals:
             yield journal.changes
 
     def report(self, plan: Plan, shard: int, *, may_be_unread: bool) -> Report:
-        """What a shard did in a batch that is done.
+        """What a shard did in a completed batch.
 
-        A function of `foreachBatch` may have left a task unread, which then has no journal; its
-        rows belong to the next batch. A state older than its checkpoint looks the same, and then a
-        sink has the rows already: only the process that handed out the tasks can tell.
-
-        Args:
-            may_be_unread: create the journal that is missing.
+        A `foreachBatch` function may leave a task unread, without a journal; its rows belong to the
+        next batch. A state older than its checkpoint looks the same, but then a sink already has
+        the rows. Only the process that handed out the tasks can tell: it sets `may_be_unread` to
+        create the journal.
 
         Raises:
             StateError: state.journal_missing
@@ -171,12 +152,11 @@ class Journals:
         return found
 
     def newest(self) -> int:
-        """The last batch that has a journal; 0: none has."""
+        """The last batch that has a journal; 0: none."""
         names = self._place.names(self._root)
         return max((int(name.rsplit("/", 2)[1]) for name in names), default=0)
 
     def prune(self, upto: dict[int, int]) -> None:
-        """Delete the journals up to a batch of each shard."""
         found = ([*name.rsplit("/", 2)[1:], name] for name in self._place.names(self._root))
         old = [n for batch, shard, n in found if int(batch) <= upto.get(int(shard), -1)]
         self._place.delete(*old)
@@ -185,7 +165,6 @@ class Journals:
         return f"{self._root}/{batch:012d}/{shard}"
 
     def missing(self, batch: int) -> StateError:
-        """The error of a batch whose journals are needed and gone."""
         return StateError(
             "state.journal_missing",
             f"the journals of batch {batch} are missing",
@@ -208,15 +187,13 @@ class Journals:
 
 
 class Snapshots:
-    """The snapshots of one shard's index."""
-
     def __init__(self, place: Place, query: str, shard: int) -> None:
         self._place = place
         self._root = f"{query}/snapshot/{shard}"
         self._files = f"{query}/file/{shard}"
 
     def begin(self, index: Index, batch: int) -> threading.Thread:
-        """Copy an index that contains a batch; a thread writes the copy to the location."""
+        """Copy an index that contains a batch; a thread uploads the copy."""
         folder = folder_for(index.directory)
         index.copy_to(folder)
         thread = threading.Thread(target=self._upload, args=(folder, batch), daemon=True)
@@ -224,7 +201,7 @@ class Snapshots:
         return thread
 
     def keep(self, folder: Path, batch: int) -> None:
-        """Write an index that is closed to the location."""
+        """Upload a closed index."""
         known = set(self._place.names(self._files))
         files = {}
         for file in sorted(folder.iterdir()):
@@ -244,14 +221,7 @@ class Snapshots:
             shutil.rmtree(folder, ignore_errors=True)
 
     def fetch(self, folder: Path, upto: int) -> int | None:
-        """Write the newest snapshot that has no later batch to a folder.
-
-        Returns:
-            Its batch; None: there is none.
-
-        Raises:
-            StateError: index.not_writable
-        """
+        """Download the newest snapshot up to a batch; returns its batch, None if there is none."""
         for name in sorted(self._place.names(self._root), reverse=True):
             batch = _batch_of(name)
             files = self._place.read(name) if batch <= upto else None
@@ -263,7 +233,7 @@ class Snapshots:
                 for file, source in json.loads(files).items():
                     self._place.download(source, partial / Path(file).name)
                 partial.rename(folder)
-            except (FileNotFoundError, ValueError) as error:  # it was just removed
+            except (FileNotFoundError, ValueError) as error:  # it was just pruned
                 log.info("a snapshot of the index cannot be used: %s", error)
                 continue
             except OSError as error:
@@ -281,12 +251,7 @@ class Snapshots:
 
 
 def prune(place: Place, query: str, committed: int, shards: int) -> None:
-    """Remove what no executor needs any more: journals below the oldest snapshot that is kept,
-    older snapshots, and files of none. A shard without a snapshot keeps its journals.
-
-    Args:
-        committed: the last batch that Spark has committed; later journals are kept.
-    """
+    """Remove old snapshots, their files, and journals below the oldest snapshot and `committed`."""
     snapshots: dict[int, list[str]] = defaultdict(list)
     for name in place.names(f"{query}/snapshot"):
         snapshots[int(name.split("/")[-2])].append(name)
@@ -295,7 +260,7 @@ def prune(place: Place, query: str, committed: int, shards: int) -> None:
         found = sorted(snapshots[shard])
         kept, old = found[-_KEPT:], found[:-_KEPT]
         if not old:
-            continue  # a file may be of a snapshot that is being written
+            continue  # unused files may belong to a snapshot being uploaded
         upto[shard] = min(committed - 1, _batch_of(kept[0]))
         used, unused = (
             {file for n in names for file in json.loads(place.read(n) or b"{}").values()}

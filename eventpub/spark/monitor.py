@@ -1,4 +1,4 @@
-"""What is shown and written down of a query: its batches, as their journals report them."""
+"""Status and progress of a query, from its batches' journals."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class Pausable(Protocol):
-    """What a query says of itself."""
-
     @property
     def is_paused(self) -> bool:
         """Whether nothing is published for now."""
@@ -49,15 +47,6 @@ class Pausable(Protocol):
 
 
 class Monitor:
-    """See the module. Times of the machine are seconds.
-
-    Args:
-        state: where progress and status are written.
-        prepared: what the start has found out.
-        publisher: the checkpoint.
-        query: says whether it is paused.
-    """
-
     def __init__(
         self,
         config: Config,
@@ -72,7 +61,7 @@ class Monitor:
         self._journals = Journals(place, publisher.query)
         self._plan: Plan = publisher.initial
         self._reports: dict[int, Report] = {}
-        self._seen = _committed(place, publisher.query)  # by a former process: not counted
+        self._seen = _committed(place, publisher.query)  # not counted again
         self.progress = Progress(server=prepared.start_state.server)
         begin = prepared.start_state
         self.progress.position = begin.start if begin.position is None else begin.position
@@ -106,7 +95,6 @@ class Monitor:
         return [f"shard {number}" for number in range(self._config.run.shards)]
 
     def _published(self) -> dict[int, int]:
-        """How many events each shard has published."""
         return {n: int(shard["published"]) for n, shard in [*self.progress.per_shard.items()]}
 
     def close(self) -> None:
@@ -123,14 +111,10 @@ class Monitor:
         self.remember()
 
     def look(self, query: Any, now: float) -> EventpubError | None:
-        """Take over the batches that were done since the last call, and what is asked for.
-
-        Returns:
-            What is wrong with the topic; None: nothing is known to be.
-        """
+        """Process new batches and events; returns the topic's error, if any."""
         self._take_notes(now)
         if query is not None:
-            with suppress(Exception):  # Spark's process may be gone, which its owner sees
+            with suppress(Exception):  # if Spark is gone, the owner notices
                 self._take(query, now)
         while not self._events.empty():
             self._observe(self._events.get(), now)
@@ -161,7 +145,7 @@ class Monitor:
 
     def _take_upto(self, newest: int, now: float) -> None:
         for batch in range(self._seen + 1, newest + 1):
-            self._take_notes(now)  # which rows the broker has refused
+            self._take_notes(now)  # for rows that the broker has refused
             for report in self._heads(batch):
                 self._reported(batch, report, now)
             self._seen = batch
@@ -171,17 +155,16 @@ class Monitor:
         return [head["report"] for head in heads if head is not None]
 
     def _stand_at(self, batch: int) -> None:
-        """A batch is committed: where its shards are is where the publisher is."""
         for report in self._heads(batch):
             self._reports[report.shard] = report
-            if report.shard not in self.progress.per_shard:  # of a former process: nothing is new
+            if report.shard not in self.progress.per_shard:  # a former process's: nothing new
                 is_there = {n: getattr(report, n) for n in ("position", "low", "holds", "next_due")}
                 self.progress.add(Report(report.shard, **is_there), "Spark")
         if len(self._reports) == self._config.run.shards:
             self.progress.position = min(r.position for r in self._reports.values())
 
     def ended(self) -> None:
-        """The query has ended by itself, so that every batch is committed."""
+        """The query has ended by itself, so every batch is committed."""
         newest = self._journals.newest()
         self._take_upto(newest, time.monotonic())
         self._stand_at(newest)
@@ -189,8 +172,7 @@ class Monitor:
         self.remember()
 
     def settle(self) -> None:
-        """The query was stopped, perhaps before Spark noted its last batch: the markers on the
-        topic tell."""
+        """The query was stopped: markers on the topic tell whether its last batch was published."""
         newest, shards = self._journals.newest(), range(self._config.run.shards)
         heads = [self._journals.head(newest, n) for n in shards] if newest else [None]
         if newest <= self._plan.batch or None in heads:
@@ -228,7 +210,7 @@ class Monitor:
 
     def _reported(self, batch: int, report: Report, now: float) -> None:
         refused = self._refused.pop((batch, report.shard), [])
-        if refused:  # by the broker, of which the journal does not know
+        if refused:  # by the broker: the journal does not know
             dead = [
                 dict(zip(("aggregate_id", "version", "reason"), r, strict=True)) for r in refused
             ]
@@ -237,7 +219,7 @@ class Monitor:
         self.progress.add(report, "Spark")
         self._is_placed = self._is_placed or report.is_placed
         if report.published and not self._watch.ends:
-            self._due["broker"] = now  # as long as none is known, a lost topic would be created
+            self._due["broker"] = now  # without known ends, a lost topic would be recreated
         self._rate.add(now, self.progress.published)
         self._mark(f"shard {report.shard}", "ok", "", now)
         for line in self._log.lines(report, self.progress, now):
@@ -270,7 +252,6 @@ class Monitor:
             self._mark(name, "error", f"{event.error.code}: {event.error.message}", now)
 
     def failed(self, error: EventpubError, now: float) -> None:
-        """The query has ended with an error."""
         self._take_notes(now)
         self._well_since = None
         self.progress.last_error = str(error)
@@ -281,7 +262,7 @@ class Monitor:
             self._mark("boundary", "error", text, now)
 
     def well_for(self, now: float) -> float:
-        """Seconds since the first batch after the last failure; 0: there was none."""
+        """Seconds since the first batch after the last failure; 0: none yet."""
         return 0.0 if self._well_since is None else now - self._well_since
 
     def _mark(self, name: str, state: State, message: str, now: float) -> None:
@@ -292,7 +273,6 @@ class Monitor:
     # -- what is written down ---------------------------------------------------------------------
 
     def remember(self) -> None:
-        """Write down where the publisher is, where that has changed."""
         begin, reports = self._prepared.start_state, [*self._reports.values()]
         is_whole = len(reports) == self._config.run.shards
         start = begin.start if begin.position is None else begin.position
@@ -320,13 +300,13 @@ class Monitor:
     def show(
         self, now: float, *, error: EventpubError | None = None, is_over: bool = False
     ) -> dict[str, Any]:
-        """The status; also written down where it has changed or is old."""
+        """The status; written to its file if it has changed or is old."""
         found = self._document = self._made(now)
         self._file.keep(found, error, is_over=is_over)
         return found
 
     def status(self) -> dict[str, Any]:
-        """The status of the last second; in any thread."""
+        """The status of the last second; thread-safe."""
         return unanswered(self._document, self._document["at"], time.time())
 
     def _made(self, now: float) -> dict[str, Any]:
@@ -377,6 +357,6 @@ class Monitor:
 
 
 def _committed(place: Place, query: str) -> int:
-    """The last batch of a checkpoint that Spark has noted as done; 0: none is."""
+    """The last batch that Spark has committed; 0: none."""
     names = (name.rpartition("/")[2] for name in place.names(f"checkpoint/{query}/commits"))
     return max((int(name) + 1 for name in names if name.isdigit()), default=0)

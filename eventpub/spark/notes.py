@@ -1,9 +1,8 @@
-"""What Spark's processes on the driver's machine and the publisher exchange.
+"""Notes and requests between Spark's processes on the driver's machine and the publisher.
 
-Spark runs the planner, and the end of each batch, in processes of their own, whose output goes to
-`spark.log`. They leave notes for the publisher in a file; the publisher leaves users' requests for
-the planner in another, until a committed batch has answered them. Both files belong to one run: the
-next start removes them.
+The planner and the end of each batch run in Spark's own processes. They leave notes in a file; the
+publisher leaves requests for the planner in another, until a committed batch has answered them. The
+next start removes both files.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from eventpub.state import StateDir
 from eventpub.state_files import replace_file
 
 _MOST_BYTES = 1 << 20
-"""Of notes that wait: a publisher that hangs takes none."""
+"""Limit of pending notes, for a publisher that hangs."""
 
 _ASKED = "asked.json"
 
@@ -40,23 +39,16 @@ Waiting = tuple[Request, "queue.SimpleQueue[dict[int, str]]", dict[int, str]]
 
 
 class Notes:
-    """Notes for the publisher, each taken once.
-
-    Args:
-        state: of the driver's machine.
-    """
-
     def __init__(self, state: StateDir) -> None:
         self._file = state.spark_scratch / "notes"
 
     def put(self, note: dict[str, Any]) -> None:
-        """Leave a note; without space on the disk, or where too many wait, none is left."""
+        """Leave a note; dropped if the disk is full or too many are pending."""
         with suppress(OSError), self._opened() as file:
             if file.tell() < _MOST_BYTES:
                 file.write(json.dumps(note, default=str) + "\n")
 
     def take(self) -> list[dict[str, Any]]:
-        """Those that wait."""
         lines: list[str] = []
         with suppress(OSError), self._opened() as file:
             if file.tell():
@@ -65,7 +57,7 @@ class Notes:
                 file.truncate(0)
         found = []
         for line in lines:
-            with suppress(ValueError):  # the disk was full
+            with suppress(ValueError):  # a line cut off by a full disk
                 found.append(json.loads(line))
         return found
 
@@ -79,29 +71,23 @@ class Notes:
 
 
 def asked(state: StateDir) -> list[Request]:
-    """The requests to the running publisher that are not answered."""
+    """Unanswered requests to the running publisher."""
     with suppress(OSError, ValueError, MalformedError):
         return [request_of(r) for r in json.loads((state.spark_scratch / _ASKED).read_text())]
     return []
 
 
 def of_one_batch(requests: Sequence[Request]) -> list[Request]:
-    """Those that may be done together: one that publishes looks for its event on the topic, which
-    ends where the transaction of its batch begins."""
+    """One publish per batch: its search of the topic ends where the batch's transaction begins."""
     publishing = [r for r in requests if r.action == "publish"]
     return [r for r in requests if r not in publishing[1:]]
 
 
 class Requests:
-    """Requests that wait for an answer; methods may be called in any thread.
+    """Pending requests; thread-safe.
 
-    Lists of what is held are read from the indexes where these are on this machine, so that a
-    paused publisher answers, too. Everything else is done by a batch.
-
-    Args:
-        config: the whole configuration.
-        state: has the indexes, and the requests that were left for this publisher.
-        query: whose indexes.
+    Holds are listed from the indexes if those are on this machine, so that a paused publisher
+    answers too. Batches do everything else.
     """
 
     def __init__(self, config: Config, state: StateDir, query: str) -> None:
@@ -110,7 +96,6 @@ class Requests:
         self._writing = threading.Lock()
 
     def ask(self, request: Request, timeout: float, *, is_paused: bool) -> dict[str, Any]:
-        """As of `ops.pages.Source`."""
         if is_paused and request.action != "list":
             return {"answers": None, "error": paused().to_dict()}
         try:
@@ -130,7 +115,7 @@ class Requests:
         return {"answers": {str(s): answer for s, answer in found.items()}, "error": None}
 
     def withdraw(self, id_: str) -> None:
-        """The client has stopped waiting; a batch that is planned may still do it."""
+        """The client no longer waits; a planned batch may still do it."""
         if self._waiting.pop(id_, None) is not None:
             with suppress(OSError):
                 self._write()
@@ -143,7 +128,6 @@ class Requests:
             replace_file(file, json.dumps(requests))
 
     def answered(self, id_: str, shard: int, answer: str) -> None:
-        """A shard has answered in a batch that is committed."""
         waiting = self._waiting.get(id_)
         if waiting is None:
             for request in self._state.kept():  # left for this publisher
@@ -161,14 +145,13 @@ class Requests:
             answers.put(given)
 
     def is_to_publish(self, id_: str, aggregate_id: str, version: int | None) -> bool:
-        """Whether a request that waits wants this row published."""
         waiting = self._waiting.get(id_)
         if waiting is None:
             return False
         return (waiting[0].aggregate_id, waiting[0].version) == (aggregate_id, version)
 
     def _list(self, request: Request) -> dict[str, str]:
-        """What waits, by shard, of indexes that are on this machine; none: they are not."""
+        """Holds by shard, from indexes on this machine; empty if they are not here."""
         a = request.aggregate_id
         about = (a,) if a else request.about
         found: dict[str, Pending] = {}

@@ -43,8 +43,6 @@ _Time = Annotated[int, BeforeValidator(parse_time)]
 
 
 class _Own(BaseModel):
-    """Options of the source that are no keys of the configuration."""
-
     shards: PositiveInt = 1
     partitions: PositiveInt | None = None
     rows: Literal["events", "all"] = "events"
@@ -58,14 +56,13 @@ class _Own(BaseModel):
 
 @dataclass(frozen=True)
 class Publisher:
-    """What the query of `eventpub run` is given beside its configuration.
+    """What the query of `eventpub run` needs besides its configuration.
 
     Attributes:
         query: names the checkpoint, and what its batches publish.
         location: of the state.
-        partitions: of the topic.
         initial: the first offset of a new checkpoint; its first batch reads the topic back.
-        beginning: what is known of what was published before.
+        beginning: what is known to be published.
     """
 
     query: str
@@ -75,30 +72,28 @@ class Publisher:
     beginning: Beginning
 
     def packed(self, config: Config) -> str:
-        """As an option; its name must have `secret` in it, so that Spark does not show it."""
+        """As an option; its name must contain `secret`, so that Spark redacts it."""
         return base64.b64encode(pickle.dumps((self, config))).decode()
 
     @staticmethod
     def unpacked(option: str) -> tuple[Publisher, Config]:
-        """What `packed` made; of this process's user only."""
+        """Inverse of `packed`: unpickles, so only for options of this process's user."""
         found: tuple[Publisher, Config] = pickle.loads(base64.b64decode(option))
         return found
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What the source `eventstore` is given.
+    """Options of the source `eventstore`.
 
     Attributes:
-        config: with the options that are keys of `[store]`, `[read]`, `[gaps]` and `[recount]`.
-        partitions: what the aggregates are divided into, by ``CRC32(aggregate_id) % partitions``;
-            shard k has the partitions p with ``p % shards == k``.
+        partitions: aggregates are divided by ``CRC32(aggregate_id) % partitions``; shard k has the
+            partitions p with ``p % shards == k``.
         state: the location that all executors share.
-        state_dir: on each machine, for the indexes.
-        all_rows: whether skips and refused rows are yielded, too.
-        most_rows: most rows of a batch, as of `planner.Planner`.
-        publisher: of the source of `eventpub run`; None: it is of a user's own job.
-        from_, to: of a batch, the first and last `create_time`, µs; None: the boundary.
+        state_dir: for the indexes, on each machine.
+        all_rows: also yield skips and refused rows.
+        publisher: None in a user's own job.
+        from_, to: of a batch read, first and last `create_time`, µs; None: the boundary.
     """
 
     config: Config
@@ -123,10 +118,7 @@ class SourceOptions:
 
 
 def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> SourceOptions:
-    """The options of the source `eventstore`.
-
-    Args:
-        is_stream: whether it is read as a stream, which needs a state, and not as a batch.
+    """Options of the source `eventstore`; a stream needs a state.
 
     Raises:
         ConfigError: config.unknown_key, config.missing_key, config.invalid_value
@@ -172,15 +164,14 @@ def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> Sourc
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What the sink is given.
+    """Options of the sink.
 
     Attributes:
         id: names what publishes.
-        sink: as of `[sink]`; the topic is that of rows that do not name one.
-        has_topic: whether there is such a topic.
-        after_query: the query that this one follows; "": none.
-        query: names the query; "": Spark's own id of it does.
-        state_dir: of the publisher, on the driver's machine; None: it is a user's own query.
+        sink: its topic is for rows that do not name one, if `has_topic`.
+        after_query: the query that this one follows, or "".
+        query: names the query; "": use Spark's own id.
+        state_dir: the publisher's; None: a user's own query.
     """
 
     id: str
@@ -192,7 +183,7 @@ class SinkOptions:
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """The options of the sink `eventpub`.
+    """Options of the sink `eventpub`.
 
     Raises:
         ConfigError: config.unknown_key, config.missing_key, config.invalid_value
@@ -215,7 +206,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
 def _named(
     of: str, given: Mapping[str, str], names: Iterable[str], prefix: str
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Options by name, and those with a prefix without it; Spark may change the case of both."""
+    """Known options, and those with the prefix; Spark may change the case of names."""
     known = {name.lower(): name for name in names}
     found, prefixed = dict[str, str](), dict[str, str]()
     for key, value in given.items():

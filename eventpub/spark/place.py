@@ -1,4 +1,4 @@
-"""The location that all executors of a query share: a folder, or a bucket by obstore.
+"""The location that all executors of a query share: a folder, or a bucket via obstore.
 
 Of several processes that create one object, one succeeds: obstore uses a hard link in a folder, and
 a conditional request on S3, Google Cloud Storage and Azure.
@@ -25,13 +25,11 @@ _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss", "https")
 
 
 class Place:
-    """Objects by name, `/` between the parts of a name.
+    """Objects by `/`-separated name.
 
-    Every method raises `StateError` (state.unreachable, state.disk_full) where the location fails.
-
-    Args:
-        location: a folder, ``s3://…``, ``gs://…`` or ``az://…``; credentials come from the
-            environment, as obstore documents.
+    Every method raises `StateError` (state.unreachable, state.disk_full) if the location fails.
+    Credentials for ``s3://…``, ``gs://…`` and ``az://…`` come from the environment, as documented
+    by obstore.
 
     Raises:
         ConfigError: config.invalid_value
@@ -58,7 +56,7 @@ class Place:
             self._store: Any = from_url(location.replace("s3a://", "s3://", 1))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create an object; False where it exists."""
+        """Create an object; False if it exists."""
         try:
             with self._mapped():
                 obstore.put(self._store, name, data, mode="create")
@@ -68,11 +66,7 @@ class Place:
         return True
 
     def require_exclusive(self, prefix: str) -> None:
-        """Check that the location creates an object only once.
-
-        Raises:
-            StateError: state.not_exclusive
-        """
+        """Raise state.not_exclusive unless the location creates an object only once."""
         name = f"{prefix}/probe-{secrets.token_hex(8)}"
         first, second = self.create(name, b""), self.create(name, b"")
         self.delete(name)
@@ -88,7 +82,7 @@ class Place:
             )
 
     def read(self, name: str, length: int | None = None) -> bytes | None:
-        """An object, or its first bytes; None where there is none."""
+        """An object, or its first bytes; None: there is none."""
         try:
             with self._mapped():
                 if length is not None:
@@ -99,44 +93,39 @@ class Place:
             return None
 
     def names(self, prefix: str) -> Iterator[str]:
-        """The names below a prefix, in no order."""
+        """Names below a prefix, unordered."""
         with self._mapped():
             for some in obstore.list(self._store, prefix):
                 yield from (each["path"] for each in some)
 
     def delete(self, *names: str) -> None:
-        """Delete objects, where they exist."""
         with self._mapped(), suppress(FileNotFoundError):
             if names:
                 obstore.delete(self._store, list(names))
         if self._folder is not None:
             for parent in {(self._folder / name).parent for name in names}:
-                with suppress(OSError):  # there is something in it, or it is gone
+                with suppress(OSError):  # not empty, or already gone
                     parent.rmdir()
 
     def upload(self, name: str, file: Path) -> None:
-        """Write a file to an object, whether it exists or not."""
+        """Write a file to an object, replacing it."""
         with self._mapped():
             obstore.put(self._store, name, file)
         self._make_durable(name)
 
     def download(self, name: str, file: Path) -> None:
-        """Write an object to a file.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Write an object to a file; raises FileNotFoundError."""
         with self._mapped(), file.open("wb") as out:
             for part in obstore.get(self._store, name).stream():
                 out.write(part)
 
     def _make_durable(self, name: str) -> None:
-        """In a folder, what was written survives a power failure from here on."""
+        """fsync a folder's object, so that it survives a power failure."""
         if self._folder is None:
             return
         file = self._folder / name
-        for path in (file, file.parent, file.parent.parent):  # whose entry may be new as well
-            with suppress(FileNotFoundError):  # it was deleted already
+        for path in (file, file.parent, file.parent.parent):  # whose entry may be new too
+            with suppress(FileNotFoundError):  # already deleted
                 number = os.open(path, os.O_RDONLY)
                 try:
                     os.fsync(number)

@@ -8,7 +8,7 @@ from typing import Any
 from eventpub.errors import StateError
 
 FIRST_BYTES = 8 << 20
-"""Of a task of the first batch; see `Plan.most_bytes`."""
+"""For a task of the first batch; see `Plan.most_bytes`."""
 
 
 @dataclass(frozen=True)
@@ -17,22 +17,23 @@ class Plan:
 
     Attributes:
         query: identity of the query's checkpoint; journals and indexes belong to it.
-        batch: number of the batch; 0: nothing is planned yet.
-        start: events created at or before are not published; None: all are.
-        begin: a shard that has read nothing reads what was created after it.
-        upto: events created at or before belong to this batch or to one before it.
-        after: created after it and up to `upto` are few enough rows to be read as one page; None:
-            no such time is known.
-        open_since, hidden_since, uncounted_since: as of `channel.Window`.
-        unpublished_since: nothing that may be unpublished below `upto`, but for holds, was created
-            at or before.
+        batch: 0: nothing is planned yet.
+        start: events created up to here are not published; None: all are.
+        begin: a shard that has read nothing reads what was created after this.
+        upto: events created up to here belong to this batch or an earlier one.
+        after: few enough rows were created after this, up to `upto`, to be read as one page; None:
+            unknown.
+        open_since, hidden_since, uncounted_since: see `channel.Window`.
+        unpublished_since: rows that may be unpublished below `upto`, except holds, were created
+            after this.
         comparison, buckets: the recount's last comparison, and what this batch compares.
-        newest: as of `NewestRows.last`.
-        server: identity of the database server that was read; "": not known.
-        most_bytes: after so many bytes of rows a task leaves the rest of its window to the next.
-        snapshot: whether the shards keep snapshots of their indexes.
-        requests: what users ask for, by the fields of `channel.Request`.
-        answered: ids of requests of the batches before: they are not done again.
+        newest: see `NewestRows.last`.
+        server: identity of the database server; "": unknown.
+        most_bytes: after so many bytes of rows a task leaves the rest of its window to the next
+            batch.
+        snapshot: the shards keep snapshots of their indexes.
+        requests: by the fields of `channel.Request`.
+        answered: ids of recent requests, not to be repeated.
     """
 
     query: str
@@ -59,11 +60,7 @@ class Plan:
 
     @classmethod
     def from_offset(cls, offset: dict[str, Any]) -> Plan:
-        """The plan that `to_offset` wrote.
-
-        Raises:
-            StateError: state.checkpoint_version
-        """
+        """Inverse of `to_offset`; raises state.checkpoint_version."""
         if "query" not in offset or not offset.keys() <= {field.name for field in fields(cls)}:
             raise StateError(
                 "state.checkpoint_version",

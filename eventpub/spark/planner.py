@@ -1,8 +1,7 @@
-"""What a micro-batch does: planned in the driver from what the database and the journals say.
+"""Plans micro-batches in the driver, from the database and the journals.
 
-A plan is Spark's offset, so that Spark's offset log makes it repeatable. Between two plans the
-planner remembers nothing that it cannot read from the last plan and the journals of its batch: a
-driver that starts again goes on where the one before was.
+A plan is Spark's offset, so Spark's offset log makes it repeatable. All state between plans is in
+the last plan and its batch's journals: a restarted driver continues from there.
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ if TYPE_CHECKING:
     from eventpub.spark.driver import Observed
 
 _LONGEST_PAUSE = 0.5
-"""Seconds that a call waits until the next poll is of use; Spark asks again at once."""
+"""Most seconds that a call waits for the next poll; Spark calls again at once."""
 
 _MOST_PAGES = 4
 _LARGEST_PAGE = 200_000
-"""Rows of a window up to which shards read it without looking up portions of it first."""
+"""Window size in rows up to which shards read it without first splitting it."""
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
 _FAST, _SLOW = 5.0, 15.0
-"""Seconds of a batch after which the next may have twice as many bytes, or half: a transaction that
-takes longer than its time-out is never done, and a batch that is decided cannot be made smaller."""
+"""Batch durations, s, outside of which the next gets twice or half as many bytes: a transaction
+longer than its time-out never succeeds, and a decided batch cannot be made smaller."""
 
 _KEPT_ANSWERED = 50
 _SAMPLED_EVERY = 1.0
 _CHECKED_EVERY = 60.0
-"""Seconds between two samples of the newest rows, and two looks at the table's layout."""
+"""Seconds between samples of the newest rows, and between checks of the table's layout."""
 
 
 @dataclass
 class Table:
-    """As of `database_changes.Known`."""
+    """See `database_changes.Known`."""
 
     position: int
     layout: Layout
@@ -64,14 +63,11 @@ class Planner:
     """Plans the batches of one query; used by one thread.
 
     Args:
-        layout: of the event table.
-        journals: of the query.
-        most_rows: most rows of a window; None: four of `read.page_rows`, since a batch costs a
-            quarter of a second whatever it holds, and one of these at first.
-        until: nothing created after it is read, µs; None: there is no end.
-        requests: those that wait.
-        observed: takes what is seen of the database.
-        clock: seconds that only grow.
+        most_rows: of a window; None: `read.page_rows`, growing to four times that, since a batch
+            costs a quarter of a second whatever its size.
+        until: nothing created later is read, µs; None: no end.
+        requests: returns those pending.
+        clock: monotonic, s.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -99,7 +95,7 @@ class Planner:
         self._requests = requests
         self._planned_at = self._took = 0.0
         self._observed = observed
-        # Spark's trigger of a user's own job is not known here
+        # a user's own trigger is unknown here
         runs = self._observed.is_of_publisher
         self._trigger = max(config.run.trigger, config.spark.trigger) / 1e6 if runs else math.inf
         self._recounting: Recounting | None = None
@@ -117,27 +113,24 @@ class Planner:
         return self._of.layout
 
     def connect_anew(self, layout: Layout | None = None) -> None:
-        """Read all over new connections; `layout`: of a table that was altered."""
+        """Reconnect; `layout`: of an altered table."""
         self._of = replace(self._of, layout=layout or self._of.layout)
         self._polls.close()
         self._polls.use(self._of)
         self._checks.use(self._of)
 
     def next(self, last: Plan, *, is_ours: bool = False) -> Plan | None:
-        """The batch that follows a batch that is done; None: there is nothing to do.
+        """The batch after `last`, whose journals exist; None: nothing to do.
 
-        Waits until the database is to be polled. A run that ends by itself also waits for holds and
-        for the last count: None means that it is over.
-
-        Args:
-            last: its journals are there.
-            is_ours: whether this process has handed out its tasks.
+        Waits until the next poll is due. A run with an end also waits for holds and for the last
+        count: None means that it is over. `is_ours`: this process has handed out the tasks of
+        `last`.
 
         Raises:
-            StoreError: nothing is planned; try again if it is retriable.
-            StateError: state.…
+            StoreError: nothing is planned; try again if retriable.
+            StateError: from a journal or a check.
         """
-        if self._planned_at:  # not how long nothing comes
+        if self._planned_at:  # without the idle time
             self._took = self._took or self._clock() - self._planned_at
         while True:
             time.sleep(max(0.0, min(_LONGEST_PAUSE, self._poll_at - self._clock())))
@@ -155,7 +148,7 @@ class Planner:
         self._observed.progress.comparisons += recounting.next_comparison() is not None
         comparison = (
             recounting.comparison
-        )  # the one before, too, as long as a shard has not done it
+        )  # the previous one again, as long as a shard has not done it
         self._observed.polled(self._clock())
         answered = [*last.answered, *(each["id"] for each in last.requests)]
         requests = of_one_batch([r for r in self._requests() if r.id not in answered])
@@ -192,7 +185,7 @@ class Planner:
 
     def _most_bytes(self, last: Plan, now: float) -> int:
         took, self._took, self._planned_at = self._took, 0.0, now
-        if _FAST < took < self._trigger + 1:  # it may have waited for Spark's trigger
+        if _FAST < took < self._trigger + 1:  # may include the wait for Spark's trigger
             took = max((report.took for report in self._reports), default=0.0)
         if not took or _FAST <= took <= _SLOW:
             return last.most_bytes
@@ -203,9 +196,8 @@ class Planner:
     # -- what is known ----------------------------------------------------------------------------
 
     def _begin(self, last: Plan, *, is_ours: bool) -> Recounting:
-        """Take over what the last batch did."""
         if last.batch and self._taken != last.batch:
-            # the publisher's own sink leaves nothing unread
+            # the publisher's own sink reads everything
             may_be_unread = is_ours and self._until is None and not self._observed.is_of_publisher
             self._reports = [
                 self._journals.report(last, shard, may_be_unread=may_be_unread)
@@ -232,7 +224,7 @@ class Planner:
         return self._recounting
 
     def _is_cut(self, last: Plan) -> bool:
-        """Whether a shard has more to read up to the last end than its task has taken."""
+        """Whether a task stopped at its byte limit, below the end of the last window."""
         waits = self._config.gaps.policy == "hold_shard"
         return any(r.position < last.upto and not (waits and r.holds) for r in self._reports)
 
@@ -241,7 +233,6 @@ class Planner:
         return min((r.next_due for r in self._reports if r.next_due is not None), default=None)
 
     def _poll(self, last: Plan, *, is_cut: bool) -> PollResult:
-        """Poll the boundary, and take over what that shows of the database."""
         now = self._clock()
         if now >= self._table_at:
             self._table_at = now + _CHECKED_EVERY
@@ -258,9 +249,8 @@ class Planner:
         return result
 
     def _check_table(self) -> None:
-        """See whether the table was altered."""
         tells_apart = not (self.layout.key_is_unique and self._observed.is_of_publisher)
-        with suppress(StoreError):  # who reads meets it, too
+        with suppress(StoreError):  # readers will meet it too
             checked = self._checks.table()
             if self._changes.altered(checked) is not None:
                 self.connect_anew(checked.layout)
@@ -271,7 +261,6 @@ class Planner:
     # -- recount ----------------------------------------------------------------------------------
 
     def _count(self, last: Plan, recounting: Recounting, result: PollResult) -> None:
-        """Count buckets that are due, and sample the newest rows once a second."""
         if not self._reports:
             return
         now = self._clock()
@@ -287,7 +276,7 @@ class Planner:
             self._do_count(count, recounting)
 
     def _do_count(self, count: Count, recounting: Recounting) -> bool:
-        """Have the database count; where it takes too long, fewer next time."""
+        """Have the database count; on failure, fewer buckets next time."""
         try:
             counted_rows = self._checks.count(count)
         except StoreError as error:

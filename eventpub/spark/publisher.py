@@ -1,8 +1,4 @@
-"""`eventpub run` with the engine `spark`: a streaming query from `eventstore` to `eventpub`.
-
-Scheduling, retries and restarts of tasks are Spark's. Here are the start and end of the query, and
-what is reported of it.
-"""
+"""`eventpub run` with the engine `spark`: a streaming query from `eventstore` to `eventpub`."""
 
 from __future__ import annotations
 
@@ -45,22 +41,22 @@ if TYPE_CHECKING:
 _LOOKS_EVERY = 0.25
 _SHOWN_EVERY = 1.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0
-"""Seconds until a query that has failed is started again, twice as many each time."""
+"""Backoff in seconds before a failed query is restarted, doubling."""
 
 _FAILURES_OF_A_SESSION = 4
-"""Failures in a row after which Spark itself is started again, too, which takes ten seconds."""
+"""Consecutive failures after which Spark is restarted too, which takes ten seconds."""
 
 _WELL_AFTER = 60.0
-"""Seconds after which a failure before does not count any more."""
+"""Seconds without failure that reset backoff and failures."""
 
 _BATCH_ENDS_WITHIN = 2.0
-"""Seconds in which a batch may end before the query is stopped: else the next start repeats it."""
+"""Seconds for a batch to end before its query is stopped; otherwise the next start repeats it."""
 _STOPS_WITHIN = 3.5
 _STOPS_AT_LAST = 30.0
-"""Seconds until Spark itself is started again where a query that was paused does not end."""
+"""Seconds before Spark is restarted if a paused query does not end."""
 
 _STOPS_WITHOUT_BROKER = 1.0
-"""Seconds that each of two last questions to the broker may take; the next start asks again."""
+"""Seconds for each of two last requests to the broker; the next start repeats them."""
 
 _OF_THE_CHECKPOINT = {
     "sink.markers_gone",
@@ -71,7 +67,7 @@ _OF_THE_CHECKPOINT = {
     "store.rows_gone",
 }
 _MAYBE_OF_THE_CHECKPOINT = {"shard.failed", "index.corrupt"}
-"""Errors that a new checkpoint fixes, and errors that it may fix if they come back at once."""
+"""Errors that a new checkpoint fixes, and errors that it may fix if they recur at once."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -81,8 +77,6 @@ class _UnusableError(Exception):
 
 
 class SparkPublisher(Run):
-    """See the module; `run` is its whole life."""
-
     def run(self) -> Progress:
         require_java()
         return super().run()
@@ -97,24 +91,12 @@ class SparkPublisher(Run):
                     return query.run(self._on_progress, lambda: self._stopped_by)
             except _UnusableError:
                 replaces = True
-                next_one = self._prepare()  # what was published meanwhile is known
+                next_one = self._prepare()  # to learn what was published meanwhile
         return Progress(stopped_by=self._stopped_by)
 
 
 class Query:
-    """The query and what is around it; a context manager.
-
-    Args:
-        config: the whole configuration.
-        state: of this machine.
-        prepared: what the start has found out.
-        available_now: end when everything up to now is published.
-        replaces_checkpoint: begin a new checkpoint even if the old one could be used.
-
-    Attributes:
-        is_paused: whether nothing is published for now.
-        paused_by: who has paused it, and when.
-    """
+    """The query, its pages and its Spark session; a context manager."""
 
     def __init__(
         self,
@@ -157,7 +139,7 @@ class Query:
         self._pages.end()
         if self._is_taken_over:
             return
-        # what was open when tasks were ended
+        # transactions left open by killed tasks
         clients, shards = self._prepared.assignment.parts.clients, self._config.run.shards
         _try_to(lambda: fence_all(clients, self._config.app.id, shards))
 
@@ -166,7 +148,7 @@ class Query:
     def run(
         self, on_progress: Callable[[Progress], None], stopped_by: Callable[[], int | None]
     ) -> Progress:
-        """Until it is stopped, or over.
+        """Run until stopped, or over.
 
         Raises:
             EventpubError: what waiting cannot fix.
@@ -180,7 +162,7 @@ class Query:
             if self._starting is not None:
                 if not self._starting.is_alive():
                     self._starting, error = None, self._start_error
-                    if self.is_paused:  # meanwhile
+                    if self.is_paused:  # paused while it started
                         self._stop_query()
             elif self._query is None and not self.is_paused and now >= start_at:
                 self._starting = threading.Thread(target=self._try_to_start, daemon=True)
@@ -221,10 +203,10 @@ class Query:
         return progress
 
     def _require_usable(self, error: EventpubError, failures: int, now: float) -> None:
-        """Raise `_UnusableError` where a new checkpoint is to begin."""
+        """Raise `_UnusableError` if a new checkpoint is needed."""
         was_well = self.monitor.well_for(now) > 0
         fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1
-        if error.code == HANGING:  # it may happen to any checkpoint, but a new one has to help
+        if error.code == HANGING:  # any checkpoint may meet this, but a new one must help
             begins_another = was_well or not self._replaces_checkpoint
         else:
             begins_another = not (was_well or self._replaces_checkpoint)
@@ -251,7 +233,7 @@ class Query:
             self._start_error = error_of(found)
 
     def _start_query(self) -> None:
-        if self._stopping is not None:  # Spark takes no second query of one name
+        if self._stopping is not None:  # Spark refuses a second query of the same name
             self._stopping.join(_STOPS_AT_LAST)
             if self._stopping.is_alive():
                 self._end_session()
@@ -294,7 +276,7 @@ class Query:
         self._stopping = threading.Thread(target=lambda: ignoring(stop), daemon=True)
         self._stopping.start()
         self._stopping.join(_STOPS_WITHIN)
-        self.monitor.look(query, time.monotonic())  # what was done since the last time
+        self.monitor.look(query, time.monotonic())  # the last batches
 
     def _end_session(self) -> None:
         self._session = None
@@ -304,11 +286,9 @@ class Query:
     # -- what others ask --------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """As of `ops.pages.Source`."""
         return self.monitor.status()
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """As of `ops.pages.Source`."""
         done = threading.Event()
         by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
         self._pauses.put((is_paused, by, done.set))
@@ -329,16 +309,14 @@ class Query:
             done()
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        """As of `ops.pages.Source`."""
         return self.monitor.ask(request, timeout)
 
     def withdraw(self, id: str) -> None:
-        """As of `ops.pages.Source`."""
         self.monitor.withdraw(id)
 
 
 def _try_to(do: Callable[[], object]) -> None:
-    """Do what is better done before the end, if the broker answers."""
+    """Clean up before the end, if the broker answers in time."""
     doing = threading.Thread(target=lambda: ignoring(do), daemon=True)
     doing.start()
     doing.join(_STOPS_WITHOUT_BROKER)

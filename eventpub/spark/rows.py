@@ -26,21 +26,17 @@ from eventpub.spark.source import GROUP
 _BATCH_ROWS = 20_000
 _GROUP_BYTES = 4 << 20
 _ALIGNED = 64
-"""Bytes of which the size of a group is a multiple, so that the next one's values are aligned."""
+"""Group sizes are a multiple of this, so that the next group's values are aligned."""
 
 _DIGESTED = ("aggregate_id", "version", "kind", "key", "value", "headers", "topic", "partition")
-"""What tells a repeated batch from another one; of the source's rows without the payloads."""
+"""Columns that identify a repeated batch; of the source's rows without the payloads."""
 
 DECIDED: pa.Schema = pa.schema([*EVENTS, *(KEYS.field(n) for n in ("late", "kind", "reason"))])
 DECIDED = DECIDED.append(KEYS.field("detail"))
 
 
 class JournalSink:
-    """Collects what a step publishes, in its order; a `Sink`.
-
-    Args:
-        has_contents: whether the table allows several rows of one version.
-    """
+    """A `Sink` that collects; `has_contents`: the table allows several rows per version."""
 
     needs_replacement = False
 
@@ -72,7 +68,7 @@ class JournalSink:
         return taken
 
     def keys(self) -> pa.Table:
-        """The keys of everything that was collected, schema `journal.KEYS`."""
+        """The keys of everything collected, schema `journal.KEYS`."""
         return pa.concat_tables(self._keys) if self._keys else KEYS.empty_table()
 
     def _key(self, table: pa.Table) -> pa.Table:
@@ -82,7 +78,7 @@ class JournalSink:
 
 
 def batches(tables: Sequence[pa.Table], *, all_rows: bool) -> Iterator[pa.RecordBatch]:
-    """Decided rows as the source yields them to users' jobs; skips and dead letters by choice."""
+    """Decided rows for users' jobs; with skips and dead letters if `all_rows`."""
     for table in tables:
         kept = table if all_rows else table.filter(are("event", table))
         for batch in kept.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS):
@@ -98,8 +94,8 @@ def batches(tables: Sequence[pa.Table], *, all_rows: bool) -> Iterator[pa.Record
 def grouped(tables: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
     """Decided rows for the publisher's own sink, in groups; see `source.GROUP`.
 
-    Between source and sink Spark copies each row's columns, one by one. With ten columns its JVM
-    took 5.9 CPU s per million events; with one that is nearly always null it takes 3.3.
+    Between source and sink Spark copies each value. With ten columns its JVM took 5.9 CPU s per
+    million events; with one that is nearly always null, 3.3.
     """
     for table in tables:
         size = max(1, _GROUP_BYTES // max(1, table.nbytes // max(1, table.num_rows)))
@@ -112,7 +108,7 @@ def grouped(tables: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
 
 
 def ungrouped(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What `grouped` was given, schema `DECIDED`."""
+    """Inverse of `grouped`, schema `DECIDED`."""
     for batch in rows:
         column = batch.column(GROUP)
         for first in np.flatnonzero(np.asarray(column.is_valid())).tolist():
@@ -120,7 +116,7 @@ def ungrouped(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _first_of(rows: int, value: pa.Buffer) -> pa.Array[Any]:
-    """Rows of which only the first has a value, which is not copied."""
+    """Only the first row has a value, which is not copied."""
     is_valid = (1).to_bytes(-(-rows // 8), "little")
     ends = np.full(rows + 1, value.size, np.int32)
     ends[0] = 0
@@ -129,7 +125,6 @@ def _first_of(rows: int, value: pa.Buffer) -> pa.Array[Any]:
 
 
 def unpublished(rows: pa.Table) -> pa.Table:
-    """Rows of the table, schema `DECIDED`."""
     return _marked(rows, None, "event")
 
 
@@ -141,7 +136,7 @@ def replayed(keys: pa.Table, rows: pa.Table) -> pa.Table:
         rows: the table's rows of these versions, schema `EVENTS`, in any order.
 
     Raises:
-        KeyError: the table does not have a row any more; its argument is the row's key.
+        KeyError: the table no longer has a row; its argument is the row's key.
     """
     contents = values(keys, "content")
     has_contents = any(content is not None for content in contents)
@@ -158,7 +153,6 @@ def replayed(keys: pa.Table, rows: pa.Table) -> pa.Table:
 
 
 def are(kind: str, table: pa.Table) -> Any:
-    """Which rows are of a kind."""
     column: Any = table["kind"]
     return pc.equal(column, pa.scalar(kind))
 
@@ -196,7 +190,7 @@ def _dead(row: DeadRow) -> dict[str, Any]:
 
 
 class InputRows:
-    """The rows of a task of the sink, kept as they come: they may be needed again."""
+    """A sink task's rows, kept as they arrive for retries."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._coming = (batch for batch in batches if batch.num_rows)
@@ -209,7 +203,7 @@ class InputRows:
         return self.part(0) is not None
 
     def part(self, number: int) -> pa.Table | None:
-        """The rows of one record batch; None behind the last."""
+        """The rows of one record batch; None after the last."""
         while number >= len(self._kept):
             batch = next(self._coming, None)
             if batch is None:
@@ -221,14 +215,14 @@ class InputRows:
         return pa.Table.from_batches([self._kept[number]])
 
     def digest(self) -> str:
-        """Hash of the set of rows, whatever their order; waits for the last row."""
+        """Hash of the set of rows, independent of order; waits for the last row."""
         while self.part(len(self._kept)) is not None:
             pass
         return self._sums.tobytes().hex()
 
 
 def _sums_of_hashes(batch: pa.RecordBatch) -> Any:
-    """Of the two halves of each row's hash, the sum modulo 2^64: 0.6 µs for a row of a source."""
+    """Sums modulo 2^64 of both halves of each row's hash: 0.6 µs per row of a source."""
     names = [name for name in _DIGESTED if name in batch.schema.names]
     columns: list[Any] = [_octets(batch.column(name)) for name in names]
     lengths = [np.asarray(pc.fill_null(pc.binary_length(each), -1)) for each in columns]
@@ -254,14 +248,14 @@ _END = int(SpecialLengths.END_OF_STREAM).to_bytes(4, "big", signed=True)
 
 
 def require_whole_input() -> None:
-    """Called in a sink's `write` when its iterator has ended.
+    """Check in a sink's `write` that its iterator ended with the last row.
 
-    Where the source of the rows fails, Spark closes the stream to the sink's Python worker, and
-    ends that process a second later. Until then Arrow's reader takes the end of the file for that
-    of the rows (pyspark 4.3). Behind the last row of a task that is done, Spark writes a number.
+    If the source fails, Spark closes the stream to the sink's Python worker, a second before
+    killing it, and Arrow's reader takes end of file for the end of the rows (pyspark 4.3). After
+    the last row of a completed task, Spark writes a number.
 
     Raises:
-        SinkError: sink.rows_cut_off; or sink.spark_unknown, where it cannot be told.
+        SinkError: sink.rows_cut_off; or sink.spark_unknown, if it cannot be determined.
     """
     stream = _stream()
     if stream is None:

@@ -1,4 +1,4 @@
-"""Spark for `eventpub run`: its settings, its process, and how that ends."""
+"""Spark for `eventpub run`: settings, process, shutdown."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def require_java() -> None:
-    """Check that there is a Java that starts Spark.
-
-    Raises:
-        StateError: spark.java_missing
-    """
+    """Raise spark.java_missing unless there is a Java to start Spark with."""
     home = os.environ.get("JAVA_HOME")
     if not (home and (Path(home) / "bin" / "java").exists()) and not shutil.which("java"):
         raise StateError(
@@ -44,7 +40,7 @@ def require_java() -> None:
 
 
 def new_session(config: Config, state: StateDir) -> SparkSession:
-    """Spark, with what the data sources need; what it prints goes to `spark.log`."""
+    """Start Spark with the data sources; its output goes to `spark.log`."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark import SparkConf, SparkContext, accumulators
     from pyspark.sql import SparkSession
@@ -58,7 +54,7 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
     gateway = SparkContext._gateway or _launched(properties, state, is_local=local is not None)
     conf = SparkConf()
     conf.setAll([*properties.items()])
-    # that Spark's process has ended is reported by the next call, and not by a traceback
+    # that Spark's process has ended is reported by the next call, not by a traceback
     servers: Any = (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer)
     for server in servers:
         server.handle_error = lambda *_: None
@@ -73,7 +69,7 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
 
 
 def make_active(session: SparkSession) -> None:
-    """Have Spark find a session's data sources in this thread, which has its own in the JVM."""
+    """Have Spark find the session's data sources in this thread, which has its own in the JVM."""
     from pyspark.sql import SparkSession
 
     of_jvm: Any = SparkSession
@@ -81,8 +77,7 @@ def make_active(session: SparkSession) -> None:
 
 
 def _home(state: StateDir) -> Path:
-    """A SPARK_HOME without `pyspark.zip`, from which each of eight Python processes would compile
-    pyspark: 0.7 CPU s instead of 0.2."""
+    """Without `pyspark.zip`, which eight processes would each compile: 0.7 CPU s instead of 0.2."""
     import pyspark
 
     home, package = state.spark_scratch / "home", Path(pyspark.__file__).parent
@@ -94,15 +89,14 @@ def _home(state: StateDir) -> Path:
 
 
 def _launched(properties: Mapping[str, str], state: StateDir, *, is_local: bool) -> Any:
-    """A JVM without secrets in its arguments, which everybody on the machine can read, or in its
-    environment, which its workers inherit."""
+    """Keep secrets out of the JVM's arguments, which are public, and its workers' environment."""
     from pyspark.java_gateway import launch_gateway
 
     state.spark_scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="eventpub-", dir=state.spark_scratch) as folder:
         file, options = Path(folder) / "spark.properties", Path(folder) / "java.options"
-        if properties.get(_JAVA_OPTIONS):  # of which arguments are made
+        if properties.get(_JAVA_OPTIONS):  # they become command line arguments
             options.write_text(_as_arguments(properties[_JAVA_OPTIONS]))
             properties = {**properties, _JAVA_OPTIONS: f'"@{options}"'}
         file.write_text(_as_properties(properties))
@@ -133,13 +127,13 @@ def _as_properties(properties: Mapping[str, str]) -> str:
 
 
 def _as_arguments(options: str) -> str:
-    """A file of the java command's arguments, each of them quoted."""
+    """A `java` argument file, each argument quoted."""
     quoted = (o.replace("\\", "\\\\").replace('"', '\\"') for o in options.split())
     return "".join(f'"{option}"\n' for option in quoted)
 
 
 def end_session(*, is_local: bool) -> None:
-    """End Spark; of one on this machine the process, since to stop it in order takes a second."""
+    """End Spark; kill a local process, since an orderly stop takes a second."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -156,7 +150,6 @@ def end_session(*, is_local: bool) -> None:
 
 
 def is_alive(session: SparkSession | None) -> bool:
-    """Whether a session can start another query."""
     with suppress(Exception):
         jvm: Any = None if session is None else session.sparkContext._jsc
         return jvm is not None and not jvm.sc().isStopped()
@@ -175,14 +168,14 @@ def _defaults(state: StateDir, *, is_local: bool) -> dict[str, str]:
             f"{managers}.FileSystemBasedCheckpointFileManager"
         ),
         "spark.pyspark.python": sys.executable,
-        # what Spark's pages and the log of its events hide; by default less
+        # redacted in Spark's pages and event log; its default is narrower
         "spark.redaction.regex": f"(?i){SECRET_NAME}",
-        # as all that is in the state directory
+        # like everything in the state directory
         "spark.hadoop.fs.permissions.umask-mode": "077",
     }
     if is_local:
         found |= {
-            # of a JVM that mostly waits, half of the CPU time is the second compiler's; without it
+            # in a mostly idle JVM, half of the CPU time is the second compiler's; without it
             # 200,000 rows take 2.02 s instead of 1.93
             _JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.python.daemon.module": "eventpub.spark.daemon",
@@ -200,24 +193,24 @@ def _slots(given: str | None, config: Config) -> int:
 
 
 def ignoring(call: Callable[[], Any]) -> None:
-    """Call what fails where Spark's process has gone."""
+    """Ignore errors after Spark's process has gone."""
     with suppress(Exception):
         call()
 
 
 def error_of(error: Exception) -> EventpubError:
-    """The error of ours in what Spark says, or one for it."""
+    """The eventpub error in Spark's text, or a new one for it."""
     if isinstance(error, EventpubError):
         return error
     text = words_of(error)
     found = find_marked(text)
     if found is not None:
         return found
-    if is_disk_full(text):  # met by Spark itself
+    if is_disk_full(text):  # Spark's own
         return disk_full("state.location, or app.state_dir")
     lines = [line.strip(": ") for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
-        del lines[0]  # of Py4J; the next one says which
+        del lines[0]  # Py4J's; the next line says which
     return StateError(
         "shard.failed",
         f"the query failed: {lines[0] if lines else type(error).__name__}",

@@ -7,9 +7,9 @@ Rows are those of the source `eventstore`, or have Spark's Kafka columns: `key`,
 `topic`, `partition`, of which only `value` is required. Each task publishes its rows in one
 transaction; see `sink.numbered`.
 
-Options: `id` names what publishes, for transactional ids and `ce_source`; `topic`; `kafka.…`,
-properties of librdkafka; `create_topics`, `partitions`, `replication_factor`, `dead_limit`,
-`transaction_timeout` as in `[sink]`; `after_query`, the query that this one follows.
+Options: `id`, for transactional ids and `ce_source`; `topic`; `kafka.…`, properties of librdkafka;
+`create_topics`, `partitions`, `replication_factor`, `dead_limit`, `transaction_timeout` as in
+`[sink]`; `after_query`, the query that this one follows.
 """
 
 from __future__ import annotations
@@ -40,21 +40,16 @@ _TYPES = {
     "payload": "binary or string", "metadata": "string", "create_time": "timestamp",
     "late": "boolean", "kind": "string", "reason": "string", "detail": "string",
 }  # fmt: skip
-"""Spark's types of the columns."""
 
 _NEVER_NULL = {"aggregate_id", "version", "event_type", "create_time"}
 
 
 class EventpubSink(DataSource):
-    """See the module."""
-
     @classmethod
     def name(cls) -> str:
-        """`eventpub`"""
         return "eventpub"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Writer:  # noqa: N802 (Spark's name)
-        """The writer of a micro-batch."""
         del overwrite
         with errors_through_spark():
             names = set(schema.names)
@@ -99,16 +94,7 @@ def _require_types(schema: Any) -> None:
 
 @dataclass
 class Published(WriterCommitMessage):
-    """What a task has done.
-
-    Attributes:
-        rows: of the task.
-        is_new: whether they were published by this attempt.
-        task: its number.
-        refused: the events that the broker refused, which are dead letters: aggregate, version and
-            reason of each.
-        marker: as of `sink.numbered.Outcome`.
-    """
+    """A task's outcome; `refused`: aggregate, version and reason of events now dead letters."""
 
     rows: int
     is_new: bool
@@ -118,13 +104,7 @@ class Published(WriterCommitMessage):
 
 
 class Writer(DataSourceStreamArrowWriter):
-    """Publishes the rows of a task.
-
-    Args:
-        given: the options of the sink.
-        is_source: whether the rows are those of the source `eventstore`.
-        is_grouped: whether they come in groups; see `source.GROUP`.
-    """
+    """Publishes a task's rows; `is_grouped`: see `source.GROUP`."""
 
     def __init__(self, given: Mapping[str, str], *, is_source: bool, is_grouped: bool) -> None:
         self._given = dict(given)
@@ -133,17 +113,11 @@ class Writer(DataSourceStreamArrowWriter):
 
     @property
     def options(self) -> SinkOptions:
-        """Those that were given.
-
-        Raises:
-            ConfigError: as of `sink_options`.
-        """
         from eventpub.spark.options import sink_options
 
         return sink_options(self._given)
 
     def write(self, iterator: Any) -> Published:
-        """Publish the rows in one transaction, unless another attempt has."""
         from eventpub.spark.rows import ungrouped
         from eventpub.spark.sink_task import publish
 
@@ -154,8 +128,7 @@ class Writer(DataSourceStreamArrowWriter):
         return Published(*found)
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """Every task has committed its own transaction: what was refused is noted, and what a
-        broker has left open is published again."""
+        """The tasks have committed: note refused events, republish what a broker left open."""
         done = [each for each in messages if each]
         with errors_through_spark():
             if (folder := self.options.state_dir) is None:
@@ -172,4 +145,4 @@ class Writer(DataSourceStreamArrowWriter):
         collect_no_imports()
 
     def abort(self, messages: Any, batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """What tasks have published stays, and is recognised when the batch is repeated."""
+        """Published rows stay, and are recognised when the batch is repeated."""

@@ -1,4 +1,4 @@
-"""A task of the sink `eventpub`: its rows in one transaction, while they come."""
+"""A task of the sink `eventpub`: publishes its rows in one transaction as they arrive."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from eventpub.spark.options import SinkOptions
 from eventpub.spark.rows import InputRows
 
 Refusal = tuple[str, int, str]
-"""Aggregate, version and reason of an event that the broker has refused."""
+"""Aggregate, version and reason of an event refused by the broker."""
 
 _first_batches: dict[tuple[str, str], tuple[str, int]] = {}
-"""By id and query: its run, and the first batch of it that this process has seen."""
+"""By id and query: its run, and the run's first batch seen by this process."""
 
 
 def publish(
@@ -42,16 +42,8 @@ def publish(
 ) -> tuple[int, bool, int, tuple[Refusal, ...], dict[str, Any] | None]:
     """Publish the rows of a task in one transaction, unless another attempt has.
 
-    Args:
-        batches: of rows, as they come.
-        options: of the sink.
-        is_source: whether the rows are those of the source `eventstore`.
-
     Returns:
-        As of `sink.Published`.
-
-    Raises:
-        SinkError: as of `NumberedSink.publish`.
+        The fields of `sink.Published`.
     """
     rows = InputRows(batches)
     numbered = _numbered(options)
@@ -65,7 +57,6 @@ def publish(
 
 
 def numbered_sink(options: SinkOptions) -> NumberedSink:
-    """The sink of a query."""
     return NumberedSink(
         Clients(options.sink),
         options.id,
@@ -77,7 +68,7 @@ def numbered_sink(options: SinkOptions) -> NumberedSink:
 def _require_topics(
     section: config.Sink, sink: NumberedSink, *, late: bool = False, was_written: bool = False
 ) -> None:
-    """Make the topics that are missing; that of the events only with the first batch."""
+    """Create missing topics; that of the events only with the first batch."""
     if {section.topic, *([section.late_topic] if late else [])} - sink.partitions.keys():
         clients = Clients(section)
         check_topics(clients, late=late, was_written=was_written)
@@ -85,7 +76,6 @@ def _require_topics(
 
 
 def _numbered(options: SinkOptions) -> Numbered:
-    """Which part of which batch this task has."""
     context = TaskContext.get()
     assert context is not None, "a writer runs in a task"
     query = options.query or context.getLocalProperty("sql.streaming.queryId")
@@ -99,8 +89,8 @@ def _numbered(options: SinkOptions) -> Numbered:
         )
     batch, is_repeated, run = int(number), context.attemptNumber() > 0, ""
     if not options.query:
-        # Spark groups the jobs of a query by the id of its run. Only the first batch of a run may
-        # have been begun by another one
+        # A query's job group is its run id. Only a run's first batch may have been begun by another
+        # run.
         run = context.getLocalProperty("spark.jobGroup.id") or ""
         key = options.id, query
         if _first_batches.get(key, ("", -1))[0] != run or not run:
@@ -110,8 +100,6 @@ def _numbered(options: SinkOptions) -> Numbered:
 
 
 class _Parts:
-    """As of `numbered.Parts`."""
-
     def __init__(
         self,
         rows: InputRows,
@@ -155,7 +143,6 @@ class _Parts:
         return make
 
     def refused(self) -> tuple[Refusal, ...]:
-        """The events that the broker has refused."""
         return tuple(each for part in self._refused.values() for each in part)
 
     def digest(self) -> str:
@@ -163,7 +150,7 @@ class _Parts:
 
 
 class _EventRows:
-    """Rows of the source, as records like those that the publisher writes."""
+    """Rows of the source, as records like the publisher's."""
 
     def __init__(
         self, rows: pa.Table, options: SinkOptions, sink: NumberedSink, has_written: bool
@@ -181,7 +168,6 @@ class _EventRows:
         self._details: list[Any] = rows["detail"].to_pylist() if "detail" in names else []
 
     def batch(self, refused: Refused, reduced: bool) -> Batch:
-        """The records; what is refused are dead letters."""
         topic = self._options.sink.topic
         dead: list[DeadRow] = []
         for row in self._at["dead"].tolist():
@@ -209,7 +195,6 @@ class _EventRows:
         return batch_of(self._options.sink, encoder, shard, content, reduced=reduced)
 
     def refused(self, refused: Refused) -> list[Refusal]:
-        """Those that are refused, with the reason."""
         sink, found = self._options.sink, []
         ids, versions = self._rows["aggregate_id"], self._rows["version"]
         for kind, topic in (("event", sink.topic), ("late", sink.late_topic)):
@@ -233,7 +218,7 @@ def _column(rows: pa.Table, field: pa.Field[Any]) -> Any:
 
 
 def _rows_by_kind(rows: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
-    """The numbers of the rows of each kind; those without one are events."""
+    """Row numbers by kind; rows without one are events."""
     if "kind" not in rows.schema.names:
         found = dict.fromkeys(("late", "skip", "dead"), np.zeros(0, np.int64))
         return found | {"event": np.arange(rows.num_rows)}
@@ -299,7 +284,6 @@ class _PlainRows:
             _require_topics(options.sink.model_copy(update={"topic": topic}), sink)
 
     def batch(self, refused: Refused, reduced: bool) -> Batch:
-        """The records; what is refused are dead letters."""
         rows: dict[str, list[int]] = {}
         for row, topic in enumerate(self._topics):
             rows.setdefault(str(topic), []).append(row)

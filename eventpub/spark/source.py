@@ -1,16 +1,15 @@
-"""The data source `eventstore`: the events of a table, complete, each once, in order per aggregate.
+"""The data source `eventstore`: a table's events, complete, each once, in order per aggregate.
 
     eventpub.spark.register(spark)
     spark.readStream.format("eventstore").option("url", …).option("state", …).load()
 
-A row is an event; see `SCHEMA`. Options: the keys of `[store]`, `[read]`, `[gaps]` and
-`[recount]` by the names that they have in `eventpub.toml`; `state`, the location that all executors
-share; `shards` (default 1), the number of tasks of a batch; `partitions` (default: `shards`), what
-aggregates are divided into; `state_dir`, a folder on each machine for the indexes; `rows` ("events"
-or "all"); `maxRowsPerTrigger`. A batch (`spark.read`) takes `from` and `to` instead of `state`.
+A row is an event; see `SCHEMA`. Options: the keys of `[store]`, `[read]`, `[gaps]` and `[recount]`,
+named as in `eventpub.toml`; `state`, the location that all executors share; `shards` (default 1),
+the number of tasks of a batch; `partitions` (default: `shards`) of aggregates; `state_dir`, a
+folder on each machine for the indexes; `rows` ("events" or "all"); `maxRowsPerTrigger`. A batch
+(`spark.read`) takes `from` and `to` instead of `state`.
 
-Spark makes these objects in several processes of its own, most of which ask for a schema or pass
-them on: what the work needs is imported where it is done.
+Imports are local: most of Spark's processes that create these objects only pass them on.
 """
 
 from __future__ import annotations
@@ -43,57 +42,46 @@ SCHEMA = (
     "aggregate_id string, version bigint, event_type string, payload binary, metadata string, "
     "create_time timestamp, late boolean"
 )
-"""Schema of the rows that the source yields."""
 
 SCHEMA_OF_ALL = f"{SCHEMA}, kind string, reason string, detail string"
-"""With `rows` = "all". `kind` is "event", "late" (where late events are diverted), "skip" or
-"dead"; `reason` is that of a skip or a dead letter, `detail` a JSON object with the rest of it."""
+"""With `rows` = "all": `kind` is "event", "late", "skip" or "dead"; `detail` is JSON."""
 
 GROUP = "eventpub_group"
-"""The column of what `eventpub run` reads for its own sink: the first row of a group holds all rows
-of it, as a stream of Arrow IPC; in the others it is null. So Spark counts events, and copies few
-values."""
+"""For the publisher's own sink: a group's first row has all of its rows as an Arrow IPC stream, the
+others null. So Spark counts events, but copies few values."""
 
 Offset = dict[str, Any]
 
 
 class EventStoreDataSource(DataSource):
-    """See the module."""
-
     @classmethod
     def name(cls) -> str:
-        """`eventstore`"""
         return "eventstore"
 
     def schema(self) -> str:
-        """Schema of the rows, by the option `rows`."""
         given = {k.lower(): v for k, v in self.options.items()}
         if "publisher_secret" in given:
             return f"{GROUP} binary"
         return SCHEMA_OF_ALL if given.get("rows") == "all" else SCHEMA
 
     def reader(self, schema: Any) -> EventStoreReader:
-        """The reader of a batch: the rows of a range of `create_time`."""
         with errors_through_spark():
             return EventStoreReader(_options(self.options, is_stream=False))
 
     def streamReader(self, schema: Any) -> EventStoreStreamReader:  # noqa: N802 (Spark's name)
-        """The reader of one streaming query."""
         with errors_through_spark():
             if "publisher_secret" not in self.options:
-                _options(self.options)  # what is wrong with them is said now
+                _options(self.options)  # report errors now
             return EventStoreStreamReader(self.options)
 
 
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches in Spark's driver, and does them in its tasks."""
-
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = dict(given)
         self._made: Driver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a task needs: it is sent a copy, without what is open here."""
+        """Tasks get a copy without open connections."""
         return {"_given": self._given, "_made": None}
 
     @property
@@ -107,50 +95,42 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     # -- in the driver ----------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Where a query without a checkpoint starts."""
         with errors_through_spark():
             return self._driver.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Windows of `maxRowsPerTrigger` rows, where that is given."""
         with errors_through_spark():
             most = self._driver.options.most_rows
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Everything that was created by now."""
         with errors_through_spark():
             self._driver.end_now()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """The next batch, or `start` where there is nothing to do."""
         del limit
         with errors_through_spark():
             return self._driver.latest(start)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """The boundary as it was polled last, which `lastProgress` shows."""
+        """The last polled boundary, shown by `lastProgress`."""
         return self._driver.reported()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """One for each shard."""
-        del start  # of a first batch that is repeated, it is another one than it was
+        del start  # a repeated first batch may have another start
         with errors_through_spark():
             return self._driver.parts(end)
 
     def commit(self, end: Offset) -> None:
-        """A batch is committed: what no executor needs any more is removed now and then."""
         self._driver.committed(end)
 
     def stop(self) -> None:
-        """Close the connections."""
         if self._made is not None:
             self._made.close()
 
     # -- in a task --------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one shard's part of a batch, as Arrow batches."""
         from eventpub.spark.task import Part, Task
 
         assert isinstance(partition, Part)
@@ -166,14 +146,12 @@ class EventStoreReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each shard, all with the same end."""
         from eventpub.spark.driver import parts_of_time
 
         with errors_through_spark():
             return parts_of_time(self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one shard, as Arrow batches."""
         from eventpub.spark.task import Part, rows_of_time
 
         assert isinstance(partition, Part)

@@ -1,13 +1,13 @@
 """A task of the source: one shard's part of a micro-batch.
 
-1. The journal of the batch exists: its rows are yielded again, read by their keys.
-2. Otherwise the shard's index is brought to the batch before, and the step is done: the rows are
-   yielded as they are decided. Then the journal is created, and the index written.
-3. Where another attempt has created the journal meanwhile and decided something else, the task
-   fails, and Spark repeats it, which is case 1.
+1. If the batch's journal exists, its rows are yielded again, read by their keys.
+2. Otherwise the shard's index is brought to the previous batch, and rows are yielded as they are
+   decided. Then the journal is created, and the index written.
+3. If another attempt has created a different journal meanwhile, the task fails, and Spark repeats
+   it: case 1.
 
-So a batch that has ended once always has the same rows, whatever dies or commits meanwhile. The
-journal exists before the last row reaches a sink.
+So a completed batch always has the same rows, whatever dies or commits meanwhile. The journal
+exists before the last row reaches a sink.
 """
 
 from __future__ import annotations
@@ -55,26 +55,24 @@ from eventpub.times import Patience
 
 _REPLAYED_ROWS = 20_000
 _FOLD = "fold.json"
-"""In the folder of an index: the report of the fold that made it, for every attempt of batch 1."""
+"""In an index's folder: the report of the fold that made it, for every attempt of batch 1."""
 
 _OF_FOLD = (
     "folded", "restored", "replaced", "not_ours", "jumps", "made_again", "is_placed", "baseline",
     "repeats_after", "rebuilt",
 )  # fmt: skip
-"""What of the report of a fold is in that of the batch."""
+"""Fields of a fold's report copied to the batch's."""
 
 
 @dataclass
 class Part(InputPartition):
-    """One shard's part of a batch."""
-
     plan: Plan
     shard: int
     layout: Layout
 
 
 class JournaledContext(ShardContext):
-    """A shard whose step writes a journal, with an index that is up to date."""
+    """A shard whose step writes a journal, with an up-to-date index."""
 
     def __init__(self, assignment: Assignment, number: int, index: Index, plan: Plan) -> None:
         super().__init__(assignment, number)
@@ -104,11 +102,11 @@ class JournaledContext(ShardContext):
 
     @property
     def is_full(self) -> bool:
-        """Whether the batch has its `most_bytes`: once decided it cannot be made smaller."""
+        """Whether the batch has reached `most_bytes`: once decided it cannot be made smaller."""
         return self.journal_sink.size > self._most_bytes
 
     def known_upto(self, place: tuple[str, int]) -> int:
-        """As in the base: earlier batches are on the topic, nothing of this one is yet."""
+        """See the base class: earlier batches are on the topic, nothing of this one is yet."""
         return list_offsets(self.parts.clients, [place], "latest")[place]
 
 
@@ -124,12 +122,8 @@ class Task:
         self._folder = options.state_dir / "query" / part.plan.query / str(part.shard)
 
     def run(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the batch. An outage of the database before the first of them is waited for
-        in a user's query; `eventpub run` has Spark repeat the task, and reports why.
-
-        Raises:
-            StoreError, StateError: Spark repeats the task.
-        """
+        """Yield the batch's rows. In a user's query, wait for the database before the first of
+        them; `eventpub run` has Spark repeat the task, and reports why."""
         patience = Patience(f"reading batch {self._plan.batch}, shard {self._number}")
         is_begun = self._options.publisher is not None
         while True:
@@ -149,12 +143,12 @@ class Task:
             yield from self._replay() or self._decide()
         except StateError as error:
             if error.code in {"state.ahead", "index.locked"} and (rows := self._replay()):
-                yield from rows  # another attempt on this machine was quicker
+                yield from rows  # another attempt on this machine was faster
                 return
-            # of an executor that was away for long, the journals that it lacks may be gone
+            # journals missed by a long absent executor may have been pruned
             is_old = error.code == "state.journal_missing" and had_index
             if error.code == "index.corrupt" or is_old:
-                shutil.rmtree(self._folder, ignore_errors=True)  # the next attempt has a snapshot
+                shutil.rmtree(self._folder, ignore_errors=True)  # the next attempt uses a snapshot
                 error.retriable = True
             raise
 
@@ -213,7 +207,6 @@ class Task:
             )
 
     def _redo(self, known: int | None) -> Iterator[Changes]:
-        """The changes that the index lacks."""
         last = self._plan.batch - 1
         if (known or 0) > last:
             raise StateError(
@@ -227,17 +220,17 @@ class Task:
         return self._journals.changes(self._number, known or 0, last)
 
     def _step(self, context: JournaledContext) -> Iterator[None]:
-        """The step, in parts: between two, what was decided is to be taken."""
+        """The step in parts: take what was decided after each."""
 
         def never() -> None:
             raise AssertionError("a journal is never in doubt")
 
         plan, step, index = self._plan, Step(context, never), context.index
-        # first: with the first row the sink begins its transaction, and nothing is read past that
+        # first: the first row begins the sink's transaction, past which nothing is read
         for each in plan.requests:
             request = request_of(each)
             if self._is_for(request):
-                # a plan is kept: a request that fails would fail in each attempt
+                # the plan is fixed: an error would recur in each attempt
                 step.answering.answer(request, gives_up=True)
                 yield
         after = max(plan.start or 0, plan.begin, index.position or 0)
@@ -271,7 +264,6 @@ class Task:
                 step.comparing.close()
 
     def _is_for(self, request: Request) -> bool:
-        """Whether this shard has the request's aggregate, or all have."""
         options = self._options
         if request.action == "list" and not request.aggregate_id:
             return True
@@ -281,7 +273,7 @@ class Task:
     # -- a batch that is repeated -----------------------------------------------------------------
 
     def _replay(self) -> Iterator[pa.RecordBatch] | None:
-        """The rows of the batch as they were decided; None: it was not."""
+        """The rows as they were decided; None: they were not."""
         journal = self._journals.read(self._plan.batch, self._number)
         return None if journal is None else self._replayed(journal.keys)
 
@@ -315,7 +307,6 @@ class Task:
 
 
 def rows_of_time(options: SourceOptions, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of one shard's part of a batch read, as they are."""
     plan = part.plan
     with EventStore(options.config.store, part.layout) as store:
         shard = Shard(part.shard, options.config.run.shards, options.partitions)
@@ -325,17 +316,8 @@ def rows_of_time(options: SourceOptions, part: Part) -> Iterator[pa.RecordBatch]
 
 
 def recover(assignment: Assignment, number: int, beginning: Beginning, folder: Path) -> None:
-    """Bring the index of the engine `threads`, or a new one, up to the topic, and keep a copy of it
-    and the fold's report in a folder that does not exist.
-
-    Args:
-        assignment: of all shards.
-        number: the shard's.
-        beginning: what is known of what was published before.
-
-    Raises:
-        SinkError, StateError: as of `Fold.run`.
-    """
+    """Bring the index of the engine `threads`, or a new one, up to the topic, and copy it with the
+    fold's report to a new folder."""
     with PublishingContext(assignment, number, beginning, Lane(), lambda _: None) as context:
         Fold(context).run()
         folder.parent.mkdir(parents=True, exist_ok=True)
