@@ -57,13 +57,27 @@ def _guarded(part: tuple[str, Callable[[], Iterable[Check]]]) -> list[Check]:
         return [Check(name, "wrong", message, e.suggestion, e.code)]
 
 
+_OF_STORE = "columns, indexes, identity, time zone and clock, open transactions"
+_OF_TOPIC = "topics, partitions, transactions, settings of topics and brokers"
+
+
+def _and_the_others(checks: list[Check], first: Sequence[str], others: str) -> list[Check]:
+    """The checks, and which others were skipped if one of the first is wrong."""
+    wrong = next((c for c in checks if c.name in first and c.status == "wrong"), None)
+    if wrong is None:
+        return checks
+    return [*checks, Check(others, "skipped", f"not checked; first fix: {wrong.name}")]
+
+
 def _store(config: Config) -> Iterable[Check]:
     from eventpub.sources.mysql.checking import checks
 
+    first = ("event store", "event store: connection", "event store: table")
     former_server = None
     with suppress(StateError):  # of which the topic's part says why
         former_server = _progress(config).get("server")
-    return checks(config.store, former_server)
+    found = checks(config.store, former_server)
+    return _and_the_others([*found], first, f"event store: {_OF_STORE}")
 
 
 def _progress(config: Config) -> dict[str, Any]:
@@ -78,7 +92,7 @@ def _sink(config: Config) -> Iterable[Check]:
     known = _progress(config)
     ends = {(topic, number): end for topic, number, end in known.get("ends", ())}
     written = Written(known.get("topics", {}), ends, known.get("partitions"))
-    return checks(
+    found = checks(
         Clients(config.sink),
         config.app.id,
         config.run.shards,
@@ -86,6 +100,7 @@ def _sink(config: Config) -> Iterable[Check]:
         former_ids=config.app.former_ids,
         written=written,
     )
+    return _and_the_others([*found], ["broker"], _OF_TOPIC)
 
 
 def _backlog(config: Config) -> list[Check]:

@@ -13,7 +13,7 @@ from eventpub.config import Columns, Config
 from eventpub.errors import ConfigError, StoreError
 from eventpub.settings import Loaded
 from eventpub.sources.mysql.proposing import Candidate, Proposal, propose
-from eventpub.sources.mysql.table import quote
+from eventpub.sources.mysql.table import is_view, quote
 
 _ACCOUNT = "eventpub"
 
@@ -156,12 +156,12 @@ def _nothing(found: Proposal, table: str | None) -> StoreError:
             where=f"table {name}",
             suggestion="publish a table that has a version per aggregate: 1, 2, 3, …",
         )
-    lacks, name = min(
-        ((of, name) for name, of in found.lacking.items()),
-        key=lambda one: (len(one[0]), one[1]),
-        default=((), ""),
-    )
-    if not table and (not lacks or len(lacks) > 2):
+    if found.views:
+        return is_view(found.views[0], f"database {found.database}")
+    # of the tables that resemble an event table, those that lack least
+    near = sorted((len(lacks), name) for name, lacks in found.lacking.items() if len(lacks) < 3)
+    names = [table] if table else [name for size, name in near if size == near[0][0]]
+    if not names:
         return NoTableError(
             "init.no_table",
             f"no table of database {found.database} looks like an event table: aggregate id,"
@@ -169,13 +169,14 @@ def _nothing(found: Proposal, table: str | None) -> StoreError:
             where="store.url",
             suggestion="name it with --table, or have `eventpub migrate --sql` print one",
         )
+    lacks = "; ".join(f"table {name} lacks {', '.join(found.lacking[name])}" for name in names)
     return NoTableError(
         "init.column_unknown",
-        f"table {name} could not be identified as the event table by the names and types of its"
-        f" columns: it lacks {', '.join(lacks)}",
-        where=f"table {name}",
-        suggestion=f"if it is the one, name its columns: --table {name} "
-        + " ".join(f"--set store.columns.{role.split()[0]}=…" for role in lacks)
+        "no table could be identified as the event table by the names and types of its columns:"
+        f" {lacks}",
+        where=f"table {', '.join(names)}",
+        suggestion=f"if it is the one, name its columns: --table {' or '.join(names)} "
+        + " ".join(f"--set store.columns.{role.split()[0]}=…" for role in found.lacking[names[0]])
         + "; each row needs a version (1, 2, 3, … in its aggregate)",
     )
 

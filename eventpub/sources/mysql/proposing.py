@@ -39,7 +39,6 @@ from eventpub.sources.mysql.table import (
     Versions,
     free_name,
     holds_no_events,
-    is_view,
     listed,
     plain,
     rank,
@@ -99,6 +98,7 @@ class Proposal:
         candidates: the likeliest first.
         lacking: by name of each other table, the roles for which it has no column.
         refused: by name of a table that looks like one, why it cannot be published.
+        views: names of views that look like one.
     """
 
     database: str
@@ -106,6 +106,7 @@ class Proposal:
     candidates: list[Candidate]
     lacking: dict[str, tuple[str, ...]]
     refused: dict[str, str]
+    views: list[str]
 
 
 @dataclass
@@ -140,15 +141,15 @@ def propose(
     """
     with closing(connect_for_reading(config)) as connection, mapped(display_name(config)):
         database = str(run(connection, "SELECT DATABASE()")[0][0])
-        found = Proposal(database, is_mariadb(connection), [], {}, {})
+        found = Proposal(database, is_mariadb(connection), [], {}, {}, [])
         given = columns or {}
         for name in [table] if table else _tables(connection):
             try:
                 read = read_table(config.model_copy(update={"table": name}), connection)
-                if read.is_view and table:
-                    raise is_view(name, f"database {database}")
                 if not read.is_view:
                     _sort(found, name, read, given)
+                elif table or not _guess(read, given).lacking:
+                    found.views.append(name)
             except StoreError:
                 if table:
                     raise
