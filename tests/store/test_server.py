@@ -174,6 +174,8 @@ def test_where_several_servers_take_writes_one_is_read_if_it_takes_all(
             server.require_primary(config)
         assert raised.value.code == "store.multi_primary"
         assert "store.takes_all_writes" in str(raised.value.suggestion)
+        assert "RESET" not in str(raised.value.suggestion)
+        assert "open there are not seen" in raised.value.message
     promised = config.model_copy(update={"takes_all_writes": True})
     server.require_primary(promised)
     assert not server.is_replica(promised)

@@ -79,16 +79,26 @@ class Server:
         """
         if config.allow_replica or not self.is_replica(config):
             return
-        is_one_of_several = self.cluster is not None and not self.read_only
+        where = f"store.url = {display_name(config)}"
+        if self.cluster is not None and not self.read_only:
+            raise StoreError(
+                "store.multi_primary",
+                f"this server {self.what_it_is}: rows written to the other servers appear on it"
+                " later than they were created, and transactions that are open there are not seen",
+                where=where,
+                suggestion="have every writer of the event table use this server, then set"
+                " store.takes_all_writes = true; to read it anyway: store.allow_replica = true",
+                retriable=retriable,
+            )
         raise StoreError(
-            "store.multi_primary" if is_one_of_several else "store.replica",
+            "store.replica",
             f"this server {self.what_it_is}: rows appear on it when they are replicated, however"
             " long after they were created, and would be missed",
-            where=f"store.url = {display_name(config)}",
+            where=where,
             suggestion="name the primary in store.url; if this server is the primary now:"
-            " SET GLOBAL read_only = OFF, and RESET REPLICA ALL; if several servers take writes,"
-            " and every writer of the event table uses this one: store.takes_all_writes = true; to"
-            " read it anyway: store.allow_replica = true",
+            " SET GLOBAL read_only = OFF; STOP REPLICA; RESET REPLICA ALL; if several servers take"
+            " writes, and every writer of the event table uses this one: store.takes_all_writes ="
+            " true; to read it anyway: store.allow_replica = true",
             retriable=retriable,
         )
 
