@@ -373,6 +373,7 @@ def test_a_row_that_cannot_be_an_event_is_named(
         read(store, NOON, NOON + SECOND)
     assert caught.value.code == "store.row_invalid"
     assert "'bad'" in caught.value.message
+    assert ("store.without_identity" in str(caught.value.suggestion)) == (value == "NULL")
     assert not caught.value.retriable
 
 

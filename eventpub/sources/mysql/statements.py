@@ -334,12 +334,15 @@ def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
         if reason := next((reason for reason, is_so in reasons.items() if is_so), None):
             shown = "NULL" if aggregate_id is None else repr(text)
             number, at = ((v or b"NULL").decode() for v in (version, time))
+            left_out = (
+                ". If rows without an aggregate or a version are not events:"
+                ' store.without_identity = "skip"'
+            )
             return StoreError(
                 "store.row_invalid",
                 f"a row {reason}: aggregate_id {shown}, version {number}, create_time {at}",
                 where=layout.where,
-                suggestion="correct or remove the row, then start again; no event was skipped. If"
-                " rows without an aggregate or a version are not events: store.without_identity ="
-                ' "skip"',
+                suggestion="correct or remove the row, then start again; no event was skipped"
+                + (left_out if aggregate_id is None or version is None else ""),
             )
     return StoreError("store.row_invalid", "a row cannot be read as an event", where=layout.where)
