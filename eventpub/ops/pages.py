@@ -91,6 +91,8 @@ _LISTS_SHARE = 0.02
 """Share of the shards' time that may go into lists of open gaps."""
 _RECORDED_SHARE = 0.1
 """Share of one thread's time that may go into reading skips and dead letters."""
+_MOST_WAITING = 16
+"""Clients that may wait for one list; each holds a thread while shards do not answer."""
 
 
 class Source(Protocol):
@@ -275,22 +277,28 @@ class _List:
 
     def __init__(self, make: Callable[[], Reply], share: float) -> None:
         self._make, self._share = make, share
+        self._places = threading.BoundedSemaphore(_MOST_WAITING)
         self._making = threading.Lock()
         self._again = 0.0
         self._last = json_reply({})
 
     def get(self) -> Reply:
-        with self._making:
-            began, took = time.monotonic(), 0.0
-            if began < self._again:
+        if not self._places.acquire(blocking=False):
+            raise refused("too many requests for this list at once", 503)
+        try:
+            with self._making:
+                began, took = time.monotonic(), 0.0
+                if began < self._again:
+                    return self._last
+                try:
+                    self._last = self._make()
+                    took = time.monotonic() - began
+                except RefusedError as error:
+                    self._last = error.reply
+                self._again = time.monotonic() + max(_LISTS_EVERY, took / self._share)
                 return self._last
-            try:
-                self._last = self._make()
-                took = time.monotonic() - began
-            except RefusedError as error:
-                self._last = error.reply
-            self._again = time.monotonic() + max(_LISTS_EVERY, took / self._share)
-            return self._last
+        finally:
+            self._places.release()
 
 
 def recorded(config: Config) -> dict[str, Any]:

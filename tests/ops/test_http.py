@@ -17,6 +17,7 @@ from eventpub.ops.asking import ask_running
 from eventpub.ops.http import MOST_CONNECTIONS
 from tests.coordinator.life import config
 from tests.ops.served import Source, answer, exchange, logged, running, serving, status_of
+from tests.publisher.harness import eventually
 
 HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CONFIG = config(ops={"http": "127.0.0.1:0", "token": "a token of the dashboard"})
@@ -83,16 +84,17 @@ class Slow(Source):
         return super().ask(request, timeout)
 
 
-def test_many_that_ask_for_gaps_wait_for_one_list() -> None:
+def test_many_that_ask_for_gaps_wait_for_one_list_and_too_many_are_refused() -> None:
     source = Slow()
     with serving(CONFIG, source) as address, ExitStack() as opened:
         waiting = [opened.enter_context(socket.create_connection(address, 10)) for _ in range(40)]
         for connection in waiting:
             connection.sendall(get("/gaps"))
+        eventually(lambda: status_of(exchange(address, get("/gaps"))) == 503)
         assert exchange(address, HEALTHZ).endswith(b"ok\n")
         source.may_answer.set()
         found = [status_of(answer(connection)) for connection in waiting]
-        assert set(found) == {200}
+        assert set(found) == {200, 503}
         assert source.lists == 1
 
 
