@@ -311,13 +311,16 @@ class _Comparison:
             if version > rules.first_version and below != version - 1
         ]
         lacking = set(asked) - set(self._look_up(asked))
-        held, waiting, note = [], None, ""
+        held, waiting, previous, note = [], None, None, ""
         for aggregate_id, version, created, below in rows:
             if (aggregate_id, version - 1) in lacking:
                 first = version - 1 if below is None else below + 1
                 waiting, note = aggregate_id, f"waits for {named_versions(first, version - 1)}"
+            elif version - 1 != previous:  # which does not wait
+                waiting = None
             if rules.held_since is not None and created < rules.held_since:
                 waiting = None
             if aggregate_id == waiting:
                 held.append((aggregate_id, version, created, note))
+            previous = version
         return held

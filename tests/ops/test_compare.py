@@ -403,6 +403,13 @@ def test_what_waits_for_longer_than_any_hold_lasts_is_missing() -> None:
     assert found(verdict) == {"missing": [("b", 2)], "held": [("a", 3), ("a", 4)]}
 
 
+def test_what_follows_a_published_version_does_not_wait_for_one_below_it() -> None:
+    events = [Event("c", v, START + v) for v in range(1, 10)]
+    rows = [event for event in events if event.version != 4]
+    world = World(rows).publish(*(e for e in rows if e.version not in {5, 6, 9}))
+    assert found(world.verify()) == {"missing": [("c", 9)], "held": [("c", 5), ("c", 6)]}
+
+
 def test_ids_that_look_alike_are_not_the_same() -> None:
     ids = [
         "a",
