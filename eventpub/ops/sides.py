@@ -199,7 +199,7 @@ def no_space_is_named() -> Iterator[None]:
             raise StateError(
                 "verify.no_memory",
                 f"the keys of rows do not fit into {_MEMORY} of memory: {error}",
-                suggestion="take a shorter range: --from and --to",
+                suggestion="choose a shorter range with --from and --to",
             ) from error
         raise StateError(
             "verify.no_space",
