@@ -130,12 +130,17 @@ def test_a_sample_tells_that_versions_number_all_rows(
     assert refused(database, tmp_path)["code"] == "init.not_publishable"
     # an aggregate with a hole is none
     database.execute("DELETE FROM events")
+    assert found(config)["versions"].message == "consecutive within each aggregate"
     insert(database, ("a", 1), ("a", 2), ("b", 1), ("b", 4), ("c", 1))
-    assert found(config)["versions"].status == "ok"
+    check = found(config)["versions"]
+    assert (check.status, check.message) == (
+        "ok",
+        "versions are missing in 1 of 2 aggregates with several events",
+    )
     insert(database, ("c", 3), ("c", 5), ("d", 1), ("d", 3))
     check = found(config)["versions"]
     assert check.status == "warn"
-    assert check.message.startswith("3 of 4 aggregates with several events lack versions")
+    assert check.message.startswith("versions are missing in 3 of 4 aggregates with several")
     assert init(database, tmp_path)
 
 
@@ -180,6 +185,10 @@ def test_ids_longer_than_an_index_may_be(
     assert {name for name, c in after.items() if c.status == "wrong"} == set()
     said = after["identity of aggregates"]
     assert "no unique key is possible: it would have up to" in said.message
+    assert said.suggestion == "make sure that writers write each version once"
+    insert(database, ("urn:order:1", 2))
+    said = found(config)["identity of aggregates"]
+    assert str(said.suggestion).startswith("correct the repeated rows: SELECT")
     assert init(database, tmp_path)["statements"] == []
 
 

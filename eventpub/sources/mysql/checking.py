@@ -43,7 +43,10 @@ from eventpub.sources.mysql.values import writers_zone
 from eventpub.terminal import counted
 
 _ACCESS_DENIED = 1227
-_PREPARED = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = 0"
+_PREPARED = (
+    "SELECT COUNT(*) FROM information_schema.innodb_trx"
+    " WHERE trx_mysql_thread_id = 0 AND trx_state <> 'ROLLING BACK'"
+)
 _CLOCK_TOLERANCE = 60_000_000
 _HOST_BEHIND = 600
 _LONG_AGO = 300_000_000
@@ -184,8 +187,10 @@ def _not_unique(subject: _Subject) -> _Finding:
     added, why = key_index(table, roles.key)
     if not why:
         return "warn", said, table.alter([added])
-    rows = f"correct the repeated rows: {statements.repeated(subject.layout)}"
-    return "warn", f"{said}; no unique key is possible: {why}", rows
+    fix = "make sure that writers write each version once"
+    if table.repeated(roles.key):
+        fix = f"correct the repeated rows: {statements.repeated(subject.layout)}"
+    return "warn", f"{said}; no unique key is possible: {why}", fix
 
 
 def _nulls(subject: _Subject) -> _Finding:
@@ -226,12 +231,14 @@ def _versions(subject: _Subject, found: Versions) -> _Finding:
             " would wait for versions that never come",
             "map a column that increases by one within the aggregate: version in [store.columns]",
         )
+    if not found.with_holes:
+        return "ok", "consecutive within each aggregate"
     many = counted(found.with_several, "aggregate")
-    said = f"{found.with_holes} of {many} with several events lack versions in between"
+    said = f"versions are missing in {found.with_holes} of {many} with several events"
+    fix = f"check that every writer increments {version} by one within an aggregate"
     if found.with_holes * 2 <= found.with_several:
-        return "ok", said
-    said += ": each waits until its gap is skipped (gaps.max_backoff)"
-    return "warn", said, f"check that every writer increments {version} within an aggregate by one"
+        return "ok", said, fix
+    return "warn", f"{said}: each waits until its gap is skipped (gaps.max_backoff)", fix
 
 
 def _first_versions(first: int, lowest: Sequence[int]) -> _Finding:
@@ -302,9 +309,9 @@ def _open_transactions(subject: _Subject) -> _Finding:
     if prepared:
         return (
             "warn",
-            f"{counted(int(prepared), 'prepared XA transaction')} without a session: no gap is"
-            " skipped while there is one",
-            "XA RECOVER shows them; if they were forgotten: XA COMMIT or XA ROLLBACK",
+            f"{counted(int(prepared), 'prepared XA transaction')} without a session: gaps seen"
+            " since it began are not skipped (read.watermark)",
+            "list them with XA RECOVER; end forgotten ones with XA COMMIT or XA ROLLBACK",
         )
     return "ok", "visible to this account"
 
