@@ -89,7 +89,7 @@ def _word(name: str, value: Any) -> str:  # noqa: PLR0911 (one case a type)
             return "-"
         case bool():
             return "yes" if value else "no"
-        case float() if name in {"since", "last_ok", "started_at", "at"}:
+        case float() if name in {"since", "last_ok", "started", "as_of"}:
             return age(value)
         case float():
             return f"{value:,.1f}"

@@ -50,7 +50,7 @@ def status(config: Config) -> Report:
         "damaged": list(standing.damaged),
         "status": standing.document,
     }
-    return Report(standing.is_well, summary, result, _parts(standing.document))
+    return Report(standing.is_well, summary, result, _parts(standing))
 
 
 def _standing(standing: Standing) -> str:
@@ -85,22 +85,27 @@ def _behind(found: dict[str, Any]) -> str:
     return f"{lag}, {counted(unread, 'event')}{or_more} to read"
 
 
-def _parts(found: dict[str, Any] | None) -> list[Part]:
+def _parts(standing: Standing) -> list[Part]:
+    found = standing.document
     if found is None or "checks" not in found:  # the first start has failed
         return []
     known = {
         "publisher": f"{found['app']}: {found['table']} → {found['topic']}",
         "process": f"{found['pid']} on {found['host']}, {found['version']}",
-        "started_at": found["started_at"],
-        "at": found["at"],
+        "started": found["started_at"],
+        "as_of": found["at"],
         "position": found["position"],
-        "rate": f"{found['rates']['published'] or 0:,.0f} events/s",
     }
+    if standing.kind == "running":
+        known["rate"] = f"{found['rates']['published'] or 0:,.0f} events/s"
     counts = {name: f"{number:,}" for name, number in found["counters"].items() if number}
     shards = "shard where position lag_seconds holds published last_error"
+    # of one that ended as it was asked to, they say what its end interrupted
+    is_over = (standing.kind, found["state"]) == ("stopped", "stopped") and not found["stopped_by"]
+    checks = [] if is_over else found["checks"]
     return [
         facts(known | counts),
-        *table(found["checks"], "name state since last_ok message"),
+        *table(checks, "name state since last_ok message"),
         *table(found["shards"], shards),
     ]
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.ops.documents import document
+
 MAIN = "import sys; from eventpub.cli import main; sys.exit(main())"
 SECRET = "hunter2-hunter2"
 HEAVY = [
@@ -428,6 +430,25 @@ def test_a_state_that_cannot_be_read_is_not_said_to_be_none(configured: Path) ->
     [files] = [check for check in checks if check["name"] == "state files"]
     assert files["status"] == "warn"
     assert files["message"] == "progress.json in state is damaged and cannot be read"
+
+
+@pytest.mark.parametrize("by", [None, "store.unreachable: the database is away"])
+def test_what_a_stopped_publisher_did_is_not_shown_as_if_it_ran(
+    configured: Path, by: str | None
+) -> None:
+    """It had a rate, and the checks that its end as asked had interrupted."""
+    state = configured / "state"
+    state.mkdir()
+    (state / "eventpub.lock").touch()
+    ended = time.time() - 5_000
+    kept = document() | {"at": ended, "state": "stopped", "stopped_at": ended, "stopped_by": by}
+    (state / "status.json").write_text(json.dumps(kept))
+    done = eventpub("status", cwd=configured)
+    assert done.returncode == 1, done.stderr
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "as of 83 min ago" in rows
+    assert not any(row.startswith("rate ") for row in rows)
+    assert any(row.startswith("name state ") for row in rows) == (by is not None)
 
 
 def test_gaps_are_shown_in_words(configured: Path) -> None:
