@@ -275,8 +275,8 @@ def _summary(verdict: Verdict) -> str:
         after = f"nothing differs up to {upto}, but {behind.count} events after that"
     paused = "; the publisher is paused" if behind.is_paused else ""
     return (
-        f"{text}; {after}, the oldest {behind.seconds:,.0f} seconds old, are not published yet, by"
-        f" what the publisher has written down{paused}"
+        f"{text}; {after}, the oldest {behind.seconds:,.0f} seconds old, are not published yet,"
+        f" according to the publisher's last recorded position{paused}"
     )
 
 

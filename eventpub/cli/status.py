@@ -272,8 +272,9 @@ def _acted(
     from eventpub.ops.gaps import DONE
 
     named = named_versions(*gap) if gap else "its gap"
+    or_skipped = " or skipped" * (request is not None and request.action == "retry")
     words = {
-        "nothing is held": "no gap has this id",
+        "nothing is held": f"nothing is held{or_skipped} for this aggregate",
         "skipped": f"skipped, {named}",
         "changed": f"not done: more versions are missing by now than {named}",
         "kept": "kept for the next publisher that runs; eventpub gaps cancel"

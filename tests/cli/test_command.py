@@ -465,6 +465,21 @@ def test_gaps_are_shown_in_words(configured: Path) -> None:
     assert [row[-1] for row in rows if row[0] == "back"] == ["no"]
 
 
+@pytest.mark.parametrize(
+    ("action", "words"), [("retry", "nothing is held or skipped"), ("skip", "nothing is held")]
+)
+def test_an_aggregate_of_which_nothing_is_held_is_told(
+    configured: Path, action: str, words: str
+) -> None:
+    before = (
+        "import eventpub.ops.gaps as g, eventpub.channel as c\n"
+        "g.act = lambda *_, **__: ('nothing is held', c.Request('1', 'retry', 'order-7'))\n"
+        "g.given_up = lambda *_: None"
+    )
+    done = eventpub("gaps", action, "order-7", cwd=configured, before=before)
+    assert (done.returncode, done.stdout) == (1, f"order-7: {words} for this aggregate\n")
+
+
 def test_a_width_that_is_none_is_as_if_it_was_not_set(
     configured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def test_a19_a_skip_names_what_it_gives_up_and_gives_up_nothing_else(
     publisher.until_published("whole", [1])
     eventually(lambda: len(gaps(publisher, 1, "list")["open"]) == 2, 60)
 
+    assert gaps(publisher, 1, "retry", "nobody")["outcome"] == "nothing is held"
     # nothing is held: nothing is asked, now or later
     assert gaps(publisher, 1, "skip", "whole", "--yes")["outcome"] == "nothing is held"
     assert gaps(publisher, 1, "skip", "nobody", "--yes", "--later")["outcome"] == "nothing is held"

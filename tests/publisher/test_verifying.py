@@ -77,14 +77,14 @@ def test_only_a_publisher_that_stands_still_is_behind(
         assert answer["result"]["behind"]["events"] > 0
         assert answer["result"]["behind"]["seconds"] > 10
         assert answer["result"]["behind"]["is_paused"] is True
-        assert "has written down; the publisher is paused" in answer["summary"]
+        assert "recorded position; the publisher is paused" in answer["summary"]
         publisher.kill()
         assert verified(publisher)[1]["result"]["behind"]["is_paused"] is True
         assert publisher.command("resume").returncode == 0
         status, answer = verified(publisher)
         assert status == 1
         assert answer["result"]["behind"]["is_paused"] is False
-        assert answer["summary"].endswith("has written down")
+        assert answer["summary"].endswith("recorded position")
 
         publisher.start()
         eventually(lambda: verified(publisher)[0] == 0)
