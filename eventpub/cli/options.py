@@ -32,7 +32,10 @@ FLAGS: dict[str, tuple[str, str]] = {
     "app.state_dir": ("--state-dir", "Folder of the index and the position; kept between runs."),
     "store.url": ("--store-url", "The database: mysql+pymysql://user@host:3306/database."),
     "store.table": ("--table", "The event table."),
-    "read.start": ("--start", "Only events created after: 'beginning', 'now' or a time."),
+    "read.start": (
+        "--start",
+        "Where the first start begins: 'beginning', 'now' or a time.",
+    ),
     "sink.bootstrap_servers": ("--bootstrap-servers", "Brokers: host:port, comma-separated."),
     "sink.topic": ("--topic", "The topic."),
     "run.engine": ("--engine", "What publishes: spark or threads."),
