@@ -145,7 +145,7 @@ class Columns(NamedTuple):
 
 @dataclass
 class Batch:
-    """A batch while it is decided: `refused` has rows and reasons, `admitted` rows and sort keys."""
+    """A batch while it is decided; `refused`: rows and reasons, `admitted`: rows and sort keys."""
 
     rows: pa.Table
     known: Known

@@ -143,7 +143,7 @@ class Known:
     """What the index knows of some aggregates; what is absent is unknown.
 
     Attributes:
-        last: last version published, skipped or in the baseline.
+        last: last version published, skipped or in the baseline; absent: never seen.
         holds: all open holds.
         skipped: skipped versions that have not turned up since.
         baseline: events created up to here count as published, µs; None: no baseline.
