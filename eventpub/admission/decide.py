@@ -124,12 +124,8 @@ class Plan:
         )
 
     def settle(self, ends: Mapping[str, tuple[int, int]]) -> None:
-        """Set where the baselines of `first_sights` end; extends `missing`.
-
-        Args:
-            ends: highest baseline version below the sight, and newest known `create_time` there,
-                µs.
-        """
+        """Set the baseline's last version and newest `create_time` per first sight; extends
+        `missing`."""
         none = (self._batch.rules.first_version - 1, NO_TIME >> 1)
         for walk in self._walks:
             if walk.last is None:

@@ -119,8 +119,8 @@ class Hold:
         seen: the highest version read so far.
         first_seen: when the gap was first seen; the wait starts here.
         attempts: failed lookups of the missing version.
-        since: smallest `create_time` of the held events; without an index, reading the store from
-            here finds the hold again.
+        since: smallest `create_time` held; without an index, reading from here finds the hold
+            again.
         catching_up: nothing is missing, there was more to fetch than fits in one batch.
     """
 

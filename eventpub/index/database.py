@@ -114,7 +114,7 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close; errors are ignored: the failed write has raised, and a fold reads its data back."""
+        """Close; errors are ignored: the failed write has raised, and the topic has its data."""
         with suppress(Exception):
             self._db.close()
 

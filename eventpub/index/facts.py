@@ -62,7 +62,7 @@ class Facts:
 
     @property
     def written(self) -> dict[Partition, Range]:
-        """The records of the publication that an offset came from, if it did."""
+        """Offset range of the latest publication, where an offset came from one."""
         return self._ranges("written")
 
     @property
@@ -253,8 +253,6 @@ def merged(
 
     Args:
         former: facts of each; None: it is lost, to be read back from the topic.
-        own: the shard's partitions.
-        baseline: of a new index, µs.
         settled: called if baselines differ, with the position and the highest baseline; returns up
             to when all former indexes have published everything, µs.
     """

@@ -154,7 +154,6 @@ class Index(Aggregates):
         knew is read back from the topic.
 
         Args:
-            directories: of all former indexes.
             partitions: this shard's; with `everywhere`, all.
             adopts: whether a former index of this identity may be taken over.
 
@@ -210,7 +209,7 @@ class Index(Aggregates):
         self._write(batch, {})
 
     def go_back(self, by: int | None) -> None:
-        """Read and count again the last `by` µs up to the position; None: forget the position."""
+        """Move the position back by `by` µs, to read and count again; None: forget it."""
         if self.position is not None:
             first = 0 if by is None else bucket_of(self.position - by)
             batch = self._db.new_batch()
