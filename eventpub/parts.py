@@ -17,12 +17,12 @@ from eventpub.times import SYSTEM_CLOCK, Clock
 
 @dataclass(frozen=True)
 class Parts:
-    """What a publisher uses of its surroundings.
+    """The publisher's dependencies.
 
     Attributes:
-        storage: where indexes are.
+        storage: where indexes are kept.
         failpoint: called with the name of each step.
-        sizes: of a transaction.
+        sizes: of transactions.
     """
 
     clients: Clients
@@ -36,5 +36,5 @@ class Parts:
 
 
 def real_parts(config: Config) -> Parts:
-    """The real ones for a configuration; nothing is connected yet."""
+    """Production dependencies for a configuration; connects to nothing."""
     return Parts(Clients(config.sink))

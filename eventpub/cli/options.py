@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def time(value: str) -> int:
-    """The type of an option that is a time: microseconds."""
+    """Option type of a time: microseconds."""
     try:
         return parse_time(value)
     except ValueError as error:
@@ -52,11 +52,11 @@ class Request:
     flags: dict[str, str]
 
     def load(self, level: int = logging.INFO, **options: Any) -> Loaded:
-        """The effective configuration; from here on, logs are written as it says.
+        """The effective configuration; configures logging accordingly.
 
         Args:
-            level: the least severe line that is written, of `logging`.
-            options: of `eventpub.settings.load`, which has the errors, too.
+            level: of `logging`; less severe lines are not written.
+            options: of `eventpub.settings.load`, whose errors are raised.
         """
         from eventpub import log, settings
 
@@ -121,13 +121,12 @@ def configured(*keys: str, loads: bool = True) -> Callable[[Command], Command]:
 
 
 def limited(text: str, *, default: int, most: int) -> Callable[[Command], Command]:
-    """Add `--limit`, up to `most`."""
     kind = click.IntRange(1, most)
     return click.option("--limit", type=kind, default=default, show_default=True, help=text)
 
 
 def reports(command: Command) -> Command:
-    """Add `--json`; `eventpub.cli.main` acts on it, for errors in the other flags as well."""
+    """Add `--json`; `eventpub.cli.main` handles it, also for errors in other flags."""
     return click.option(
         "--json",
         "as_json",
@@ -138,7 +137,7 @@ def reports(command: Command) -> Command:
 
 
 def reads_topics(command: Command) -> Command:
-    """Add `--timeout`; on a terminal it is shown that the command is reading."""
+    """Add `--timeout`; shows on a terminal that the command is reading."""
 
     @click.option(
         "--timeout",
@@ -160,7 +159,6 @@ def reads_topics(command: Command) -> Command:
 
 
 def agrees(question: str) -> bool:
-    """Whether the operator at a terminal confirms; False without a terminal."""
     from eventpub.terminal import for_people
 
     return is_somebody_there() and click.confirm(for_people(question), err=True)

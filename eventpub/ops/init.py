@@ -1,4 +1,4 @@
-"""A first configuration for a database: the event table found in it, and the SQL for an account."""
+"""A first configuration for a database: finds the event table, and makes the SQL for an account."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACCOUNT = "eventpub"
 
 
 class NoTableError(StoreError):
-    """The database has answered, and no table of it is surely the event table."""
+    """No table of the database is clearly the event table."""
 
     exit_status = 1
 
@@ -34,20 +34,20 @@ _WAIT = "it may copy the table while writers wait", "writers are not blocked (In
 
 
 def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
-    """Find the event table, and write a configuration for it.
+    """Find the event table and write a configuration for it.
 
     Args:
-        loaded: what of it is not given (table, columns, names) is found, or made of the names of
-            database and table.
-        force: write over a file that exists.
+        loaded: values that it lacks (table, columns, names) are found in the database or derived
+            from the names of database and table.
+        force: overwrite an existing file.
 
     Returns:
-        What was written and found, as `eventpub init --json` shows it.
+        The result, as `eventpub init --json` shows it.
 
     Raises:
         ConfigError: init.file_exists, init.not_writable
         NoTableError: init.no_table, init.column_unknown, …
-        StoreError: store.is_view, …; or the database cannot be looked at.
+        StoreError: store.is_view, …; or the database cannot be read.
     """
     config = loaded.config
 
@@ -102,7 +102,7 @@ def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
 
 
 def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> list[str]:
-    """The statements that make an account which may do what the publisher does, and no more."""
+    """The statements that create an account with just the publisher's privileges."""
     name = "'" + user.replace("\\", "\\\\").replace("'", "''") + "'@'%'"
     role = "SLAVE MONITOR" if is_mariadb else "REPLICATION CLIENT"
     return [
@@ -114,7 +114,7 @@ def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> li
 
 
 def require_absent(file: Path) -> None:
-    """Raises `ConfigError` init.file_exists."""
+    """Raise init.file_exists."""
     if file.exists():
         raise _exists(file)
 
@@ -185,7 +185,7 @@ def _plain(name: str) -> str:
 
 
 def _without_password(url: str) -> str:
-    """The URL for the file; root is replaced by an account of eventpub's own."""
+    """The URL for the file, with an account of eventpub's own in place of root."""
     parts = urlsplit(url)
     user = unquote(parts.username or "root")
     if user == "root":

@@ -1,4 +1,4 @@
-"""`migrate`: creates the event table or adds what it lacks, by Alembic.
+"""`migrate`: creates the event table or adds what it lacks, with Alembic.
 
 Alembic's table is `eventpub_alembic_version`: the application may have one of its own.
 """
@@ -37,7 +37,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 def would_execute(config: Store) -> list[str]:
-    """What `migrate` would execute; without a database, the statement that creates the table.
+    """The statements that `migrate` would execute; without a database, the one that creates the
+    table.
 
     Raises:
         StoreError: the database refused a query, or the table holds something else.
@@ -56,13 +57,13 @@ def would_execute(config: Store) -> list[str]:
 def migrate(
     config: Store, before_altering: Callable[[list[str]], None] = lambda _: None
 ) -> list[str]:
-    """Creates the event table, or adds what an existing one lacks.
+    """Create the event table, or add what an existing one lacks.
 
     Args:
         before_altering: called with the statements before an existing table is altered; may raise.
 
     Returns:
-        The statements that were executed, each ending in a semicolon.
+        The executed statements, each ending in a semicolon.
 
     Raises:
         StoreError: the database refused, or the table holds something else.
@@ -125,7 +126,7 @@ def missing(config: Store, connection: Connection) -> list[str]:
             raise
         return [create_table(config, mariadb=is_mariadb(connection))]
     added = additions(table, roles_of(config, table), with_slice=True)
-    # one statement, since each new stored column copies the table
+    # one statement: each stored column added alone would copy the table
     return [table.alter(added) + ";"] if added else []
 
 
