@@ -29,7 +29,6 @@ class EventpubError(Exception):
         code: stable name, ``package.what``, listed in docs/errors.md.
         message: one sentence, without secrets.
         where: configuration key, table, topic or file.
-        suggestion: the fix; a statement or command where there is one.
         retriable: the same call may succeed later.
     """
 
@@ -63,6 +62,7 @@ class EventpubError(Exception):
         return from_dict, (self.to_dict(),)
 
     def to_dict(self) -> dict[str, Any]:
+        """"""
         return {
             "type": type(self).__name__,
             "code": self.code,
@@ -78,6 +78,8 @@ class EventpubError(Exception):
 
 
 class ConfigError(EventpubError):
+    """"""
+
     exit_status = 2
 
 
@@ -138,7 +140,6 @@ class Check:
 
     Args:
         status: "warn": works, but not well; "wrong": `run` would fail; "skipped": not checked.
-        suggestion: the fix; a statement or command where there is one.
         code: of the error with which `run` would fail.
     """
 

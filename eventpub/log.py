@@ -19,7 +19,7 @@ _QUIET = ("pyspark", "alembic", "urllib3")
 
 
 MOST_WAITING = 1 << 20
-"""Most characters that wait to be written; further lines are dropped and counted."""
+"""Characters; further waiting lines are dropped and counted."""
 
 _WRITTEN_WITHIN = 1.0
 """Seconds for which shutdown waits for the reader of stderr."""
@@ -28,11 +28,7 @@ MOST_OF_TRACEBACK = 4_000
 
 
 class Lines(logging.Handler):
-    """Writes lines in a thread, so that logging never blocks on stderr.
-
-    Attributes:
-        dropped: number of lines that were not written.
-    """
+    """Writes lines in a thread, so that logging never blocks on stderr; counts `dropped` ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +110,7 @@ def end() -> bool:
 
 
 def write(text: str) -> None:
-    """Write a text for people to stderr, after the lines logged before it."""
+    """"""
     if _lines is not None:
         _lines.write(text)
         _lines.flush()
@@ -150,7 +146,6 @@ def configure(style: str, level: int = logging.INFO) -> None:
 
     Args:
         style: "text", "json", or "auto": text on a terminal, one JSON object per line otherwise.
-        level: of `logging`; less severe lines are not written.
     """
     import structlog  # slow to import, and --help does not need it
 

@@ -20,7 +20,7 @@ MASK = "***"
 
 
 class FileSecret(str):
-    """A secret read from a file together with the configuration."""
+    """"""
 
     file: Path
 
@@ -53,8 +53,7 @@ _forms: tuple[re.Pattern[str] | None, list[str]] | None = None
 def remember(secret: str, *, passing: bool = False) -> None:
     """Have `mask` hide this text, also when quoted for a URL or escaped by repr.
 
-    Args:
-        passing: short-lived, such as a token; only the last 32 are kept.
+    With `passing`, for short-lived secrets such as tokens, only the last 32 are kept.
     """
     global _forms  # noqa: PLW0603 - one process has one set of secrets
     with _lock:
@@ -84,7 +83,7 @@ _AN_ORDINARY_WORD = re.compile(r"[A-Za-z]?[a-z]{0,9}|[0-9]{1,6}|.{1,3}", re.DOTA
 
 
 def _as_written() -> tuple[re.Pattern[str] | None, list[str]]:
-    """The pattern for ordinary words, and all other forms, longest first."""
+    """"""
     global _forms  # noqa: PLW0603
     with _lock:
         if _forms is None:
@@ -110,12 +109,12 @@ _SIGNS = ("=", ":", ": ", " ", '="', "='", '": "', "': '")
 
 
 def mask_url(text: str) -> str:
-    """`mask`, and hide the passwords of URLs, remembered or not."""
+    """"""
     return re.sub(r"(://[^\s:/@]*):[^\s\"']*@", rf"\1:{MASK}@", mask(text))
 
 
 def mask_all(value: Any) -> Any:
-    """`mask` every text in lists and mappings, except keys."""
+    """"""
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, Mapping):

@@ -17,13 +17,7 @@ from eventpub.times import SYSTEM_CLOCK, Clock
 
 @dataclass(frozen=True)
 class Parts:
-    """The publisher's dependencies.
-
-    Attributes:
-        storage: where indexes are kept.
-        failpoint: called with the name of each step.
-        sizes: of transactions.
-    """
+    """The publisher's dependencies, which tests replace."""
 
     clients: Clients
     stores: type[EventStore] = EventStore
@@ -36,5 +30,5 @@ class Parts:
 
 
 def real_parts(config: Config) -> Parts:
-    """Production dependencies for a configuration; connects to nothing."""
+    """"""
     return Parts(Clients(config.sink))

@@ -45,7 +45,7 @@ WITHOUT_FILES = (
     " takes the position from the indexes, or reads the table from the start if there are none,"
     " re-counts the events of the day before it, and forgets a pause"
 )
-"""Suggestion where files cannot be read."""
+""""""
 
 _LEFT_OVER = 60.0
 """Seconds after which a temporary file counts as abandoned."""
@@ -101,7 +101,7 @@ class StateDir:
             )
 
     def identities(self) -> list[dict[str, Any]]:
-        """The owner of the state, according to each readable file."""
+        """"""
         starts = [self.read(self.start_file)]
         starts += [(self.read(f) or {}).get("start") for f in (self.run_file, self.progress_file)]
         found = [start.get("of") for start in starts if isinstance(start, dict)]
@@ -140,7 +140,7 @@ class StateDir:
         )
 
     def listen(self) -> socket.socket:
-        """The publisher's listening socket; OSError if the file system has no sockets."""
+        """"""
         with self._socket() as (listening, address):
             listening.bind(address)
             self.socket_file.chmod(0o600)
@@ -148,7 +148,7 @@ class StateDir:
         return listening
 
     def connect(self, timeout: float) -> socket.socket:
-        """A connection to the running publisher; OSError: none runs, or it does not answer yet."""
+        """"""
         with self._socket() as (connection, address):
             connection.settimeout(timeout)
             connection.connect(address)
@@ -188,7 +188,7 @@ class StateDir:
                     file.unlink(missing_ok=True)
 
     def protect(self) -> bool:
-        """Remove other users' access; whether they had any."""
+        """"""
         files = [*self._files, self.spark_log, self.lock_file]
         folders = [self.index, self.spark_scratch, self.requests]
         inside = [path for folder in folders for path in folder.rglob("*")]
@@ -207,11 +207,7 @@ class StateDir:
             self._lock = None
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """The object in a file; None if it is missing or damaged.
-
-        Raises:
-            StateError: state.not_readable
-        """
+        """The object in a file; None if it is missing or damaged; raises state.not_readable."""
         try:
             data = json.loads(path.read_text())
         except (FileNotFoundError, ValueError, RecursionError):
@@ -226,15 +222,11 @@ class StateDir:
         return data if isinstance(data, dict) else None
 
     def damaged(self) -> list[Path]:
-        """Files that exist and are unreadable as JSON."""
+        """"""
         return [file for file in self._files if file.exists() and self.read(file) is None]
 
     def read_progress(self) -> dict[str, Any] | None:
-        """The content of progress.json; None if it does not exist.
-
-        Raises:
-            StateError: state.file_damaged
-        """
+        """The content of progress.json; None if it does not exist; raises state.file_damaged."""
         found = self.read(self.progress_file)
         if found is None and self.progress_file.exists():
             raise StateError(
@@ -246,7 +238,7 @@ class StateDir:
         return found
 
     def was_used(self) -> bool:
-        """Whether a publisher has run here, according to the files."""
+        """"""
         return bool(self.indexed()) or any(file.exists() for file in self._files)
 
     def write(self, path: Path, data: dict[str, Any], *, lasting: bool = False) -> None:
@@ -271,11 +263,7 @@ class StateDir:
             shutil.rmtree(aside, ignore_errors=True)
 
     def keep(self, request: Request) -> None:
-        """Leave a request for the next publisher.
-
-        Raises:
-            StateError: state.not_writable
-        """
+        """Leave a request for the next publisher; raises state.not_writable."""
         self._make()
         with mapping(self.requests), suppress(FileExistsError):
             self.requests.mkdir(mode=0o700)
@@ -300,7 +288,7 @@ class StateDir:
         return False
 
     def is_running(self) -> bool:
-        """Whether a publisher holds this directory."""
+        """"""
         with mapping(self.root), suppress(FileNotFoundError), self.lock_file.open() as handle:
             return not _is_locked(handle, fcntl.LOCK_SH)
         return False
@@ -323,7 +311,7 @@ class StateDir:
 
 
 def _is_locked(handle: IO[str], how: int) -> bool:
-    """Try to lock a file; the lock is held until the file is closed."""
+    """"""
     try:
         fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,14 +14,7 @@ from eventpub.errors import StateError
 
 
 def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
-    """Replace a file atomically, safe against concurrent replacements.
-
-    Args:
-        lasting: it is synced to the disk on return.
-
-    Raises:
-        OSError: the file is unchanged.
-    """
+    """Replace a file atomically, or raise OSError and leave it as it was; `lasting`: synced."""
     handle, partial = tempfile.mkstemp(".new", f"{path.name}.", path.parent)
     try:
         give_to_owner(Path(partial))

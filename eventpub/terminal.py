@@ -15,11 +15,12 @@ CONTROLS = re.compile(
 
 
 def can_redraw() -> bool:
+    """"""
     return sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
 
 
 def printable(text: str) -> str:
-    r"""Text with each control character escaped: ``\x1b``, ``\u202e``."""
+    """"""
     return CONTROLS.sub(lambda found: escaped(found[0]), text)
 
 
@@ -28,7 +29,7 @@ def escaped(character: str) -> str:
 
 
 def for_people(text: str) -> str:
-    """Text with secrets masked and control characters escaped."""
+    """"""
     return printable(mask(text))
 
 

@@ -88,7 +88,7 @@ class Clock(Protocol):
     """A source of time; the module `time` is one."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary moment; never goes back."""
+        """"""
 
     def time(self) -> float:
         """Seconds since 1970, UTC."""
@@ -102,13 +102,13 @@ SYSTEM_CLOCK: Clock = time
 OUTAGE = 600.0
 """Seconds for which to retry while the database or the broker is unavailable."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-"""Seconds before a retry; doubled each time."""
+""""""
 _SAID_EVERY = 60.0
-"""Seconds between two log lines about the same work."""
+""""""
 
 
 class Patience:
-    """Backoff between the attempts of one piece of work; `what` is its name in the log."""
+    """"""
 
     def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._what, self._clock = what, clock

@@ -17,10 +17,7 @@ from eventpub.errors import ConfigError, SinkError
 
 
 class TokenProvider:
-    """Calls the function for one client.
-
-    Attributes:
-        failure: the error of the last call; None after one that returned a token.
+    """Calls the function for one client; `failure` is the error of the last call, or None.
 
     Raises:
         ConfigError: config.token_provider: there is no such function.
@@ -78,11 +75,7 @@ def provider_failed(how: str) -> SinkError:
 
 
 def find_function(name: str) -> Callable[[str], Any]:
-    """Import the module and return its function.
-
-    Raises:
-        ConfigError: config.token_provider
-    """
+    """Import the module and return its function; raises config.token_provider."""
     module, _, function = name.partition(":")
     try:
         found: Callable[[str], Any] = getattr(importlib.import_module(module), function)

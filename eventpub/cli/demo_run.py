@@ -40,9 +40,6 @@ def run_demo(*, seconds: float | None, rate: int, engine: str, keep: str | None)
     Args:
         seconds: how long the writers write; None: until Ctrl-C.
         keep: a folder for data and logs that stays; None: a temporary one.
-
-    Raises:
-        EventpubError: a server could not be started, or the publisher failed.
     """
     from eventpub import log
     from eventpub.publisher import run
@@ -139,7 +136,7 @@ http = ""
 
 @contextmanager
 def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
-    """Writers in a process of their own."""
+    """"""
     command = [sys.executable, "-m", "eventpub.local.writers", "--url", url, "--json"]
     command += ["--rate", str(rate)]
     # own session: Ctrl-C reaches only us, and we stop the publisher first
@@ -158,7 +155,7 @@ def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
 
 
 class DemoView(live.Panel):
-    """Shows writers and publisher; stops the publisher when its time is over."""
+    """"""
 
     def __init__(
         self, topic: str, seconds: float | None, engine: str, clock: Any = time.monotonic
@@ -191,7 +188,7 @@ class DemoView(live.Panel):
             _say(self.line(progress))
 
     def line(self, p: Progress) -> str:
-        """The line logged every two seconds where nothing can be redrawn."""
+        """"""
         done = f"{self.waited:4.0f} s  written {self.written.get('events', 0):,}"
         if self._began is None:
             return f"{done}  {self._of_engine}"

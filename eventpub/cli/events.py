@@ -243,7 +243,7 @@ def verify(config: Config, **what: Any) -> Report:
 
 
 def compare(config: Config, **what: Any) -> Verdict:
-    """`ops.verify.verify` with a progress display."""
+    """"""
     from eventpub.cli.terminal import progress
     from eventpub.ops import verify as comparing
 

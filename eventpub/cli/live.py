@@ -34,11 +34,11 @@ _WARNINGS = {
     "late": "events arrived after their gap had been skipped",
     "passed": "transactions are open for longer than read.max_wait and no longer waited for",
 }
-"""Warnings for counters that no other log line covers."""
+""""""
 
 
 def publish(config: Config, *, available_now: bool) -> Report:
-    """Run the publisher until it is done or asked to stop; raises what stopped it."""
+    """"""
     with watching(config) as view:
         from eventpub.publisher import run
 
@@ -158,6 +158,7 @@ class Panel:
 
     @property
     def waited(self) -> float:
+        """"""
         return float(self._clock() - self._started)
 
     def footer(self) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def time(value: str) -> int:
-    """Option type of a time: microseconds."""
+    """"""
     try:
         return parse_time(value)
     except ValueError as error:
@@ -52,12 +52,7 @@ class Request:
     flags: dict[str, str]
 
     def load(self, level: int = logging.INFO, **options: Any) -> Loaded:
-        """The effective configuration; configures logging accordingly.
-
-        Args:
-            level: of `logging`; less severe lines are not written.
-            options: of `eventpub.settings.load`, whose errors are raised.
-        """
+        """The effective configuration (`settings.load`); configures logging accordingly."""
         from eventpub import log, settings
 
         style = self.overrides.get("ops.log") or os.environ.get("EVENTPUB_OPS__LOG", "auto")
@@ -121,6 +116,7 @@ def configured(*keys: str, loads: bool = True) -> Callable[[Command], Command]:
 
 
 def limited(text: str, *, default: int, most: int) -> Callable[[Command], Command]:
+    """"""
     kind = click.IntRange(1, most)
     return click.option("--limit", type=kind, default=default, show_default=True, help=text)
 
@@ -159,6 +155,7 @@ def reads_topics(command: Command) -> Command:
 
 
 def agrees(question: str) -> bool:
+    """"""
     from eventpub.terminal import for_people
 
     return is_somebody_there() and click.confirm(for_people(question), err=True)

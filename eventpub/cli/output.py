@@ -63,11 +63,11 @@ STYLES = {
     **dict.fromkeys(("skipped", "baseline"), "dim"),
     "waiting": "cyan",
 }
-"""By state of a check or verdict on an event."""
+""""""
 
 
 def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> list[Table]:
-    """One row per object with the fields `names`; no table without objects."""
+    """"""
 
     def cell(name: str, value: object) -> Span:
         text = _word(name, value)
@@ -79,7 +79,7 @@ def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> 
 
 
 def facts(of: Mapping[str, Any], title: str = "") -> Table:
-    """The fields of one object, one per row."""
+    """"""
     return Table(("", ""), [[n.replace("_", " "), _word(n, v)] for n, v in of.items()], title)
 
 
@@ -101,7 +101,7 @@ def _word(name: str, value: Any) -> str:  # noqa: PLR0911 (one case a type)
 
 
 def age(since: float) -> str:
-    """The age of a Unix time, in seconds to days."""
+    """"""
     seconds = max(time.time() - since, 0.0)
     for unit, most, size in (("s", 120, 1), ("min", 7_200, 60), ("h", 172_800, 3_600)):
         if seconds < most:
@@ -115,13 +115,7 @@ def notes(texts: Iterable[str]) -> list[Line]:
 
 @dataclass
 class Report:
-    """A command's answer.
-
-    Args:
-        parts: printed above the summary.
-        status: the exit status; None: 0 or 1, by `ok`.
-        error: the reason if it is not `ok`.
-    """
+    """A command's answer; its exit status is by default 0 or 1, by `ok`."""
 
     ok: bool
     summary: str
@@ -146,7 +140,7 @@ class Stopped(BaseException):
 _log = logging.getLogger("eventpub.cli")
 
 _asked: list[int] = []
-"""Signals that asked this command to end."""
+""""""
 _is_answering = False
 """The answer is being written; `stop` then raises nothing."""
 _TAKEN_WITHIN = 0.2
@@ -181,6 +175,7 @@ def release_signals(*, to_default: bool = False) -> None:
 
 
 def stop(number: int, _: FrameType | None) -> None:
+    """"""
     _asked.append(number)
     if not _is_answering:
         end_if_asked()
@@ -244,7 +239,7 @@ class _Output(io.FileIO):
 
 
 def take_streams() -> None:
-    """Replace stdout and stderr by `_Output`; closed ones are opened on /dev/null."""
+    """"""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -269,7 +264,7 @@ def take_streams() -> None:
 
 
 def write_json(command: str, report: Report, output: IO[bytes]) -> None:
-    """Write the one object of an answer; signals must be held. `command` is as typed."""
+    """"""
     envelope = {
         "command": command,
         "ok": report.ok,
@@ -300,7 +295,7 @@ def only_stderr() -> Iterator[IO[bytes]]:
 
 
 def write_text(report: Report) -> None:
-    """Write the answer for people to stdout; signals must be held."""
+    """"""
     if report.exit_status > 128:  # a signal has ended the command
         stop(report.exit_status - 128, None)
     if report.parts:
@@ -312,11 +307,7 @@ def write_text(report: Report) -> None:
 
 
 def write_error(error: EventpubError, cause: BaseException, *, as_line: bool = False) -> None:
-    """Write an error to stderr; with a traceback if it is unexpected.
-
-    Args:
-        as_line: as a log line, if those are JSON.
-    """
+    """"""
     is_unexpected = error.code == "internal.unexpected"
     problems: tuple[EventpubError, ...] = getattr(error, "problems", (error,))
     if as_line and log.is_json():

@@ -55,7 +55,7 @@ def _is_size(value: str) -> bool:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The console for answers; plain text of any width where there is no terminal."""
+    """"""
     stream = sys.stderr if stderr else sys.stdout
     made = SafeConsole(stream, soft_wrap=not stream.isatty())
     if not stream.isatty() and not _is_size(os.environ.get("COLUMNS", "")):
@@ -81,7 +81,7 @@ def _text(*spans: Span) -> Text:
 
 @contextmanager
 def in_place(view: RenderableType) -> Iterator[None]:
-    """Redraw a view in place on stderr; log lines appear above it."""
+    """"""
     # an own descriptor: while Spark starts, stderr goes to a file
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
         shown = SafeConsole(terminal)
@@ -132,6 +132,8 @@ def progress(log: logging.Logger) -> Iterator[Show]:
 
 
 class Lines:
+    """"""
+
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock

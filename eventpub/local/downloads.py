@@ -32,6 +32,7 @@ Progress = Callable[[str], AbstractContextManager[None]]
 
 @contextmanager
 def on_stderr(what: str) -> Iterator[None]:
+    """"""
     started = time.monotonic()
     print(f"eventpub: {what} …", file=sys.stderr, flush=True)
     yield
@@ -54,10 +55,7 @@ def cache_folder() -> Path:
 def installed(
     name: str, *, needs: int, progress: Progress, build: Callable[[Path, Progress], None]
 ) -> Path:
-    """The cached folder `name`; if it is missing, `build` fills it.
-
-    Args:
-        needs: free bytes required to build it.
+    """The cached folder `name`; if it is missing, `build` fills it, with `needs` bytes free.
 
     Raises:
         LocalError: local.disk_full, local.network, local.cache_denied
@@ -206,7 +204,7 @@ def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> Non
 
 
 def run_once(command: Sequence[str], text: str = "") -> None:
-    """Run a command that prepares a server's first data; `text` is its input."""
+    """"""
     # in a folder of its own: a starting MariaDB removes temporary tables
     with TemporaryDirectory(prefix="eventpub-") as temporary:
         answer = subprocess.run(

@@ -39,12 +39,7 @@ _given: collections.deque[socket.socket] = collections.deque(maxlen=100)  # mark
 
 
 class Server(ABC):
-    """One server on 127.0.0.1; a context manager that stops it.
-
-    Attributes:
-        directory: data, configuration and log; a later server may use it again.
-        port: stays the same over `restart`.
-    """
+    """One server on 127.0.0.1; a context manager that stops it. `restart` keeps its port."""
 
     name = "server"
 

@@ -188,7 +188,7 @@ def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
 
 MARIADB_VERSION = "11.4.5"
 DATA = "initialized"
-"""Folder of an empty server's data, beside its programs."""
+""""""
 _FIRST_STATEMENTS = """\
 SET SESSION sql_log_bin = 0;
 CREATE USER IF NOT EXISTS 'root'@'%' IDENTIFIED BY '';
@@ -203,7 +203,6 @@ class Programs:
 
     Attributes:
         command: starts the server; the data folder follows.
-        options: differences from its defaults.
         data: of an empty server, made once, to be copied: making them takes seconds.
     """
 
@@ -244,7 +243,7 @@ class Database(Server):
         return address.render_as_string(hide_password=False)
 
     def connect(self, database: str | None = "eventpub", **arguments: Any) -> Connection[Cursor]:
-        """A connection as root; `arguments` are pymysql's."""
+        """"""
         import pymysql
 
         address = {"host": "127.0.0.1", "port": self.port, "user": "root", "database": database}

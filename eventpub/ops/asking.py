@@ -20,10 +20,7 @@ _NOT_UNDERSTOOD = {400, 404, 405, 500}
 def ask_running(
     state: StateDir, page: str, argument: dict[str, Any] | None = None, timeout: float = 10.0
 ) -> dict[str, Any] | None:
-    """The publisher's answer; None: none runs, it is starting, or it does not answer.
-
-    Args:
-        page: of `ops.pages`, without the slash.
+    """The publisher's answer to a page of `ops.pages`; None: none runs, or it does not answer.
 
     Raises:
         StateError: state.not_writable: it belongs to another user.
@@ -50,7 +47,7 @@ def ask_shards(state: StateDir, request: Request, timeout: float) -> dict[int, s
     """The outcome of a request, by shard; None: no answer, and nothing more will be done.
 
     Raises:
-        StateError: run.paused, run.request_failed: it was not done.
+        StateError: run.paused, run.request_failed
     """
     argument = {"request": asdict(request), "timeout": timeout}
     answer = ask_running(state, "request", argument, timeout + 5.0)

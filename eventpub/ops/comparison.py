@@ -48,10 +48,7 @@ class Rules:
 def compare(sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> None:
     """Compare both sides in the verdict's range, and add the differences to the verdict.
 
-    All of them are in the table `difference` afterwards; see `differences`.
-
-    Args:
-        look_up: asks the store again for events that were absent when it was read.
+    `look_up` asks the store again for events that were absent when it was read.
     """
     _Comparison(sides, verdict, rules, look_up).run()
 

@@ -25,8 +25,9 @@ from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 
 Key: TypeAlias = tuple[str, int]
+""""""
 Event: TypeAlias = tuple[str | int | None, ...]
-"""Aggregate and version, plus time and content where rows of one version must be told apart."""
+""""""
 
 PUBLISHED = {"published", "published before"}
 """Outcomes of `publish` and `retry` after which the row is on the topic."""
@@ -47,7 +48,6 @@ class Letter:
     Attributes:
         aggregate_id, version: of the row; None: it has no usable one.
         payload_bytes: size of the row's payload; None: NULL.
-        first_bytes: start of the payload, as far as the letter has it.
         published: partition and offset where it was published since; None: not, or unknown.
         is_searched: the topic was searched to its end.
         is_last: no later letter is of the same row.
@@ -91,11 +91,7 @@ class Letter:
 
 @dataclass(frozen=True)
 class Letters:
-    """Dead letters of a search.
-
-    Attributes:
-        rows: number of distinct rows; a letter without aggregate or version counts as one.
-    """
+    """Dead letters; of `rows` rows, where one without aggregate or version counts as one."""
 
     count: int
     rows: int
@@ -111,11 +107,7 @@ def find(
     timeout: float = 60.0,
     ask_store: bool = True,
 ) -> Letters:
-    """The dead letters, and whether their rows are stored and published.
-
-    Raises:
-        StoreError, SinkError: the store or the topics cannot be read.
-    """
+    """The dead letters, and whether their rows are stored and published."""
     until = time.monotonic() + timeout
     found = _read(config, only, limit, until)
     wanted = {letter.key for letter in found.newest if letter.key is not None}
@@ -144,16 +136,10 @@ def find(
 def retry(
     config: Config, aggregate_id: str, version: int, *, timeout: float = 60.0
 ) -> tuple[str, Letter | None]:
-    """Have the row of a dead letter published, as a late event.
-
-    Args:
-        timeout: seconds for reading the topics and for the publisher's answer.
+    """Have the row of a dead letter published, as a late event, within `timeout` seconds.
 
     Returns:
         The outcome (`cli.events` explains each), and the newest letter of the row.
-
-    Raises:
-        SinkError, StateError: the topics or the state cannot be read.
     """
     until = time.monotonic() + timeout
     key = (aggregate_id, version)
@@ -234,11 +220,9 @@ def publish(
     Args:
         since: lower bound of its records' timestamps, ms; None: its creation time, as far back as
             retention has left the topic.
-        timeout: seconds for searching the topic and for the publisher's answer.
 
     Raises:
-        StoreError, SinkError: the store or the topic cannot be read.
-        StateError: run.paused, run.request_failed.
+        StateError: run.paused, run.request_failed
     """
     key = (aggregate_id, version)
     with readable_store(config) as store:
@@ -273,10 +257,7 @@ def readable_store(config: Config) -> EventStore:
 def search_topic(
     config: Config, wanted: Collection[Key], since: int, until: float
 ) -> tuple[dict[Key | Event, tuple[int, int]], tuple[int, ...], OwnTopics]:
-    """Search the topic for events.
-
-    Args:
-        since: lower bound of their records' timestamps, ms.
+    """Search the topic for events whose records' timestamps are at or after `since`, ms.
 
     Returns:
         Partition and offset of each, by its key and by key and content; the offset up to which each

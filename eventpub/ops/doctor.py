@@ -40,7 +40,7 @@ def examine(config: Config) -> list[Check]:
 
 
 def unreachable(checks: Sequence[Check]) -> EventpubError | None:
-    """The error of the first service that was unreachable or refused access."""
+    """"""
     for check in checks:
         if check.status == "wrong" and _CANNOT_BE_REACHED.fullmatch(check.code or ""):
             kind = StoreError if str(check.code).startswith("store.") else SinkError

@@ -40,7 +40,6 @@ class Gaps:
             missing
             from the topic; empty if the topic cannot be read. `skipped_count` is the total.
         requests: unanswered requests to publishers, oldest first.
-        kind: of `ops.status.Standing`; unless "running", the data are the last known.
     """
 
     open: list[Hold]
@@ -60,11 +59,7 @@ DONE = {"found", "nothing is missing", "skipped", "kept"}
 
 
 def find(config: Config, limit: int) -> Gaps:
-    """The longest holds and the latest skips.
-
-    Raises:
-        StateError: the state cannot be read.
-    """
+    """The longest holds and the latest skips."""
     state = StateDir(config.app.state_dir)
     unread: SinkError | None = None
     recorded: list[SkippedGap] = []
@@ -109,11 +104,7 @@ def _recorded(config: Config, limit: int) -> tuple[list[SkippedGap], int]:
 def pending(
     config: Config, state: StateDir, most: int, about: tuple[str, ...]
 ) -> tuple[Pending, bool]:
-    """Pending work of all shards (`index.glance`), and whether the running publisher reported it.
-
-    Raises:
-        StateError: the state cannot be read.
-    """
+    """Pending work (`index.glance`) of all shards, and whether the publisher reported it."""
     request = Request(secrets.token_hex(8), "list", most=most, about=about)
     try:
         answers = ask_shards(state, request, _LIST_TIMEOUT)
@@ -141,11 +132,7 @@ def pending(
 
 
 def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
-    """The versions that a skip of an aggregate's open gap would give up; None: it has no hold.
-
-    Raises:
-        StateError, StoreError: the index or the store cannot be read.
-    """
+    """The versions that a skip of an aggregate's open gap would give up; None: it has no hold."""
     state = StateDir(config.app.state_dir)
     found, _ = pending(config, state, 0, (aggregate_id,))
     if not found.holds:
@@ -155,7 +142,7 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
 
 
 def missing_versions(store: EventStore, hold: Hold) -> tuple[int, int]:
-    """The first and last version of a hold's gap."""
+    """"""
     above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
     there = store.versions(above, 1)
     return hold.first_missing, min(there, default=hold.seen) - 1
@@ -179,8 +166,8 @@ def act(  # noqa: PLR0913 (options, by keyword)
 
     Returns:
         The outcome: "found", "skipped", "still missing", "nothing is held", "nothing is missing",
-        "changed" (more is missing by now than `versions`), "kept" for the next publisher,
-        "not running", or "no answer"; and the request, if one was made.
+        "changed" (more is missing than `versions`), "kept", "not running", or "no answer"; and the
+        request, if one was made.
     """
     state = StateDir(config.app.state_dir)
     request = Request(secrets.token_hex(8), action, aggregate_id, *(versions or ()))

@@ -44,6 +44,8 @@ _ENDS_WITHIN = 0.3
 
 
 class Pages:
+    """"""
+
     def __init__(self, config: Config, source: Source, state: StateDir) -> None:
         self._config = config
         self._state = state
@@ -55,9 +57,8 @@ class Pages:
     def begin(self) -> None:
         """Serve the command line, and others where an address is configured.
 
-        Raises:
-            ConfigError: ops.http_address: a configured address is unavailable. For the default one,
-                which another publisher may use, that is only logged.
+        Raises ops.http_address if a configured address is unavailable; the default one is only
+        logged.
         """
         try:
             self._local = Listener(self._state.listen(), self._site, is_local=True)
@@ -105,11 +106,7 @@ class Pages:
 
 
 class Listener(ThreadingMixIn, TCPServer):
-    """Serves requests on one listening socket, from its creation on.
-
-    Args:
-        is_local: the clients are the publisher's own user.
-    """
+    """Serves requests on one listening socket; `is_local`: the clients are the publisher's user."""
 
     daemon_threads = True
     block_on_close = False
@@ -155,7 +152,7 @@ class Listener(ThreadingMixIn, TCPServer):
         """Write nothing: the client is gone, or there are too many threads."""
 
     def end(self) -> None:
-        """Stop accepting, and close all connections."""
+        """"""
         self.shutdown()
         self.server_close()
         with self._guard:
@@ -218,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a malformed request without echoing any of it."""
+        """"""
         self.close_connection = True
         status = {501: 405, 505: 400}.get(code, code)
         self._send(line("not a request that is answered here", status))
@@ -228,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _parts(target: str) -> tuple[str, dict[str, str]]:
-    """Path and parameters of a request target; an unknown path for another host's."""
+    """"""
     try:
         parts = urlsplit(target)
         found = dict(reversed(parse_qsl(parts.query, keep_blank_values=True)))

@@ -19,7 +19,7 @@ _ACCOUNT = "eventpub"
 
 
 class NoTableError(StoreError):
-    """No table of the database is clearly the event table."""
+    """"""
 
     exit_status = 1
 
@@ -34,20 +34,16 @@ _WAIT = "it may copy the table while writers wait", "writers are not blocked (In
 
 
 def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
-    """Find the event table and write a configuration for it.
+    """Find the event table and write a configuration for it; returns `eventpub init --json`.
 
     Args:
         loaded: values that it lacks (table, columns, names) are found in the database or derived
             from the names of database and table.
         force: overwrite an existing file.
 
-    Returns:
-        The result, as `eventpub init --json` shows it.
-
     Raises:
         ConfigError: init.file_exists, init.not_writable
         NoTableError: init.no_table, init.column_unknown, …
-        StoreError: store.is_view, …; or the database cannot be read.
     """
     config = loaded.config
 
@@ -114,7 +110,7 @@ def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> li
 
 
 def require_absent(file: Path) -> None:
-    """Raise init.file_exists."""
+    """"""
     if file.exists():
         raise _exists(file)
 
@@ -185,7 +181,7 @@ def _plain(name: str) -> str:
 
 
 def _without_password(url: str) -> str:
-    """The URL for the file, with an account of eventpub's own in place of root."""
+    """"""
     parts = urlsplit(url)
     user = unquote(parts.username or "root")
     if user == "root":

@@ -24,20 +24,14 @@ _TIMES = {"first_seen", "next_attempt", "since", "skipped_at", "create_time"}
 
 
 def with_times(of: Any) -> dict[str, Any]:
-    """The fields of a hold, a skip or a row, with readable times."""
+    """"""
     fields = asdict(of).items()
     return {k: format_time(v) if k in _TIMES and v is not None else v for k, v in fields}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A row of the event table.
-
-    Attributes:
-        create_time: µs; None: missing or not a time.
-        payload_bytes: size of the payload; None: NULL.
-        others: further rows of its version.
-    """
+    """A row of the event table; `create_time` is µs, or None if invalid."""
 
     create_time: int | None
     event_type: str
@@ -70,6 +64,8 @@ def stored_rows(
 
 @dataclass(frozen=True)
 class Found:
+    """"""
+
     topic: str
     partition: int
     offset: int
@@ -79,17 +75,14 @@ class Found:
 
 
 def shown_record(record: Found) -> dict[str, Any]:
-    """The record's fields; without its timestamp if that is outside the calendar."""
+    """"""
     is_known = 0 <= record.timestamp < _YEAR_3000
     timestamp = format_time(record.timestamp * 1000) if is_known else None
     return asdict(record) | {"timestamp": timestamp}
 
 
 class OwnTopics:
-    """Reads all partitions for records of a publisher, by its current and former names.
-
-    Args:
-        until: deadline, as in `sink.reading.read_committed`.
+    """Reads a publisher's topics, by its current and former names, until a deadline.
 
     Attributes:
         unread: partitions not read to their ends.
@@ -123,12 +116,7 @@ class OwnTopics:
         ends: Mapping[Place, int] | None = None,
         keys: Collection[str] | None = None,
     ) -> Generator[tuple[Message, dict[str, Any]], None, None]:
-        """Records with their headers; close the generator to stop.
-
-        Args:
-            ends: None: the current ends.
-            keys: only these aggregates; None: all.
-        """
+        """Records of some aggregates (None: all) with headers; close the generator to stop."""
         wanted = None if keys is None else {key.encode() for key in keys}
         with closing(read_committed(self.clients, starts, self._until, ends)) as reading:
             yield from own_records(reading, self._ids, wanted)
@@ -153,17 +141,16 @@ class Topics:
         self._starts: dict[Place, int] = {}
 
     def read_sides(self) -> None:
-        """Read its skips and dead letters; for each version the newest comes last."""
+        """"""
         places = self.own.places(self._sink.gaps_topic, self._sink.dead_topic)
         self._read(dict.fromkeys(places, 0))
         for letters in self.by_version.values():
             letters.sort(key=lambda letter: letter.timestamp)
 
     def read_events(self, wanted: Collection[int] | None, oldest: int | None) -> None:
-        """Read its events.
+        """Read events until the `wanted` versions are found; None: all.
 
         Args:
-            wanted: stop once these versions are found; None: read all.
             oldest: lower bound of their records' times, µs; None: unknown.
         """
         places = self.own.places(self._sink.topic, self._sink.late_topic)
@@ -177,6 +164,7 @@ class Topics:
             self._read(dict.fromkeys(before, 0), wanted, before)
 
     def has_event(self, version: int) -> bool:
+        """"""
         return any(f.topic != self._sink.dead_topic for f in self.by_version.get(version, ()))
 
     def _read(

@@ -18,14 +18,14 @@ from prometheus_client.registry import Collector
 from eventpub.coordinator.progress import COUNTERS
 
 Status: TypeAlias = dict[str, Any]
-"""Of `coordinator.status`."""
+""""""
 Samples: TypeAlias = list[tuple[list[str], Any]]
 """Label values with a number or a histogram; samples without a number are left out."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; `text` is its description, in Markdown."""
+    """"""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]

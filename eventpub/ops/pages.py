@@ -97,16 +97,16 @@ class Source(Protocol):
     """The publisher, as the pages see it; thread-safe."""
 
     def status(self) -> dict[str, Any]:
-        """See `coordinator.status`."""
+        """"""
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
         """`is_paused` (None: no answer), and `error` if it could not be saved."""
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        """`answers` by shard, or None; then `error` may say why."""
+        """"""
 
     def withdraw(self, id: str) -> None:
-        """Withdraw a waiting request."""
+        """"""
 
 
 Endpoint = Callable[[Asked], Reply]
@@ -114,11 +114,7 @@ Access = Literal["open", "token", "local"]
 
 
 class Site:
-    """All pages, without a server.
-
-    Args:
-        history: samples, oldest first.
-    """
+    """"""
 
     def __init__(self, config: Config, source: Source, history: deque[dict[str, Any]]) -> None:
         self._config = config
@@ -290,7 +286,7 @@ class _List:
 
 
 def recorded(config: Config) -> dict[str, Any]:
-    """Skips and dead letters on their topics, newest first."""
+    """"""
     gaps = find_gaps(config, _MOST_RECORDED)
     if gaps.unread is not None:
         raise gaps.unread
@@ -301,7 +297,7 @@ def recorded(config: Config) -> dict[str, Any]:
 
 
 def traced(config: Config, aggregate_id: str, version: int | None) -> dict[str, Any]:
-    """The `result` and `summary` of `eventpub trace --json`."""
+    """"""
     found = trace(config, aggregate_id, version, timeout=_TRACED_WITHIN)
     return found.to_dict() | {"summary": found.summary(version)}
 

@@ -35,8 +35,9 @@ REPLAY = "eventpub_replay"
 """Header with the id of the replay."""
 
 Key: TypeAlias = tuple[str, int]
+""""""
 Page: TypeAlias = list[tuple[str, int, int]]
-"""Aggregate, version and creation time of events, in order."""
+""""""
 
 _PAGE_ROWS = 20_000
 _PAGE_BYTES = 16 * 1024 * 1024
@@ -93,7 +94,7 @@ class Replayed:
 
     Attributes:
         before: events published by earlier runs of this replay.
-        refused: events that the broker refused; the first of them are in `examples`.
+        refused: events that the broker refused; some of them are in `examples`.
     """
 
     id: str
@@ -105,7 +106,7 @@ class Replayed:
 
 
 Progress = Callable[[int, int], None]
-"""Called with the number of events done, and of all."""
+""""""
 
 
 def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None) -> Replayed:
@@ -114,7 +115,6 @@ def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None)
     Raises:
         ConfigError: replay.topic_name, replay.own_topic, replay.empty_range, replay.other_topic
         StateError: verify.no_space: the keys of the range do not fit on the disk.
-        StoreError, SinkError: the store cannot be read, or the topic not be written.
     """
     _check(config, what)
     with (
@@ -154,11 +154,11 @@ class _Order:
         self._database.execute(f"INSERT INTO {table} FROM portion")
 
     def mark_done(self, versions: dict[str, int]) -> None:
-        """Mark everything up to a version as published, for each aggregate."""
+        """"""
         self._add("done", [*versions], [*versions.values()])
 
     def left(self) -> Iterator[Page]:
-        """The unpublished events, page by page."""
+        """"""
         with self._database.cursor() as cursor:
             cursor.execute(_LEFT)
             while page := cursor.fetchmany(_PAGE_ROWS):
@@ -180,7 +180,7 @@ class _Replay:
         self._refused: set[Key] = set()
 
     def run(self, on_progress: Progress) -> Replayed:
-        """Publish all unpublished events, with a new writer after each failure."""
+        """"""
         result, failures, reached = self._result, 0, -1
         changes = {"topic": self._what.topic, "delivery": "exactly_once"}
         sink = self._config.sink.model_copy(update=changes)
@@ -191,7 +191,7 @@ class _Replay:
 
         while True:
             with ShardSink(Clients(sink), self._config.app.id, shard, owner=owner) as writer:
-                writer.ready()  # fences the previous writer: its records are committed or refused
+                writer.ready()  # fences the previous writer: its transactions are over
                 self._read_back()
                 if reached < 0:
                     result.before = self._on_topic
@@ -252,7 +252,7 @@ class _Replay:
             self._result.examples.append(f"{key[0]}/{key[1]}: {reason}")
 
     def _read_back(self) -> None:
-        """Mark what is new on the topic; the replay's own transactions are closed."""
+        """"""
         clients, wanted = Clients(self._config.sink), self._result.id.encode()
         ends = committed_ends(clients, self._places, _SETTLE)
         first = records.timestamp(self._what.first)

@@ -34,10 +34,9 @@ _SAFE = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A request.
+    """A request; header names are in lower case.
 
     Attributes:
-        headers: by lower-case name.
         is_local: came over the publisher's own socket.
         wait: waits for some seconds, or until the client is gone.
     """
@@ -87,7 +86,7 @@ def no_page() -> RefusedError:
 
 
 def not_done(error: dict[str, Any] | None, silent: str) -> RefusedError:
-    """The refusal of a request that failed with an error or was not answered."""
+    """"""
     if error is None:
         return refused(silent, 503)
     code, text = error["code"], f"{error['code']}: {error['message']}"

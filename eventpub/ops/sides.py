@@ -53,7 +53,7 @@ CREATE TABLE topic (
 
 
 class Sides:
-    """Rows of the store and records of the topic; each has one writing thread.
+    """Rows of the store and records of the topic; each takes one writing thread at a time.
 
     Args:
         folder: for spilling.
@@ -87,7 +87,7 @@ class Sides:
 
 
 def open_database(folder: Path) -> DuckDBPyConnection:
-    """An in-memory database that spills to a folder."""
+    """"""
     import duckdb
 
     database = duckdb.connect(
@@ -107,11 +107,7 @@ def _quiet(database: DuckDBPyConnection) -> DuckDBPyConnection:
 
 
 class Side:
-    """A table that rows are added to in portions.
-
-    Args:
-        where: SQL condition of the rows to keep.
-    """
+    """"""
 
     def __init__(self, database: DuckDBPyConnection, table: str, where: str = "true") -> None:
         self._database = database
@@ -120,7 +116,7 @@ class Side:
         self._rows = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows with the table's columns; they are visible after `flush`."""
+        """"""
         self._portion.append(rows)
         self._rows += rows.num_rows
         if self._rows >= _PORTION_ROWS:
@@ -157,11 +153,7 @@ def store_columns(batch: pa.RecordBatch) -> pa.Table:
 
 @contextmanager
 def spill_folder() -> Iterator[Path]:
-    """A temporary folder in TMPDIR; also removes those of killed comparisons.
-
-    Raises:
-        StateError: verify.no_space
-    """
+    """A temporary folder in TMPDIR; also removes those of killed comparisons."""
     for former in Path(tempfile.gettempdir()).glob("eventpub-verify-*"):
         with suppress(OSError):
             _remove_left(former)

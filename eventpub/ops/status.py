@@ -73,7 +73,7 @@ def find(config: Config) -> Standing:
 
 
 def kind_without_answer(state: StateDir) -> str:
-    """The `Standing.kind` of a publisher that does not answer."""
+    """"""
     if state.is_running():
         return "silent" if state.socket_file.exists() else "starting"
     return "stopped" if state.was_used() else "never"
@@ -93,8 +93,7 @@ class Paused:
     Attributes:
         outcome: "paused", "resumed"; "kept": no publisher runs, and the next one starts so; "no
             answer"; "in work": paused, but in-flight work is not finished; "not written": in effect
-            until the publisher ends; `error` says why it could not be saved.
-        error: "" if nothing is wrong.
+            until the publisher ends, as it could not be saved.
     """
 
     outcome: str
@@ -106,9 +105,7 @@ class Paused:
 
 
 def pause(config: Config, *, is_paused: bool) -> Paused:
-    """Pause publishing, also for later starts, or resume it.
-
-    Returns once in-flight work is published, so that nothing is published afterwards.
+    """Pause publishing, also for later starts, or resume it; returns once in-flight work is done.
 
     Raises:
         StateError: state.not_started: no publisher runs, and none ever did.
@@ -140,7 +137,7 @@ def _is_done(document: dict[str, Any]) -> bool:
 
 
 def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
-    """A message: the pause or resume could not be saved because of an error."""
+    """"""
     return (
         f"{'paused' if is_paused else 'events are published again'}, but only until the publisher"
         f" ends: it could not be saved ({error['code']}: {error['message']})"

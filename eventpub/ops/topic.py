@@ -1,7 +1,7 @@
 """Reads a publisher's topics as columns, up to the currently committed end.
 
-A partition that cannot be read to its end is an error. Records are parsed here, not by the sink, so
-that the comparison is independent; only the mapping of metadata to headers is shared.
+A partition that cannot be read to its end is an error. Records are parsed here; only the mapping of
+metadata to headers is the sink's.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def committed_ends(clients: Clients, places: list[Place], patience: float) -> di
     """The ends of partitions, once no transaction is open below them.
 
     Raises:
-        SinkError: sink.hanging_transaction: one was open for `patience` seconds.
+        SinkError: sink.hanging_transaction, after `patience` seconds
     """
     ends = list_offsets(clients, places, "latest", timeout=_CALL_SECONDS)
     for place, stable in open_below(clients, ends, patience, timeout=_CALL_SECONDS).items():
@@ -186,14 +186,10 @@ def committed_ends(clients: Clients, places: list[Place], patience: float) -> di
 
 
 class Rows:
-    """Collects records; `table` turns them into columns.
+    """Collects records as columns.
 
-    The columns `payload`, `type` and `metadata` are Python's hashes, equal only in processes with
-    the
-    same PYTHONHASHSEED.
-
-    Args:
-        sources: the application's current and former ids; every event names one.
+    `payload`, `type` and `metadata` are Python's hashes, equal only in processes with the same
+    PYTHONHASHSEED. Every event names one of `sources`, the application's current and former ids.
     """
 
     def __init__(self, sources: Collection[str]) -> None:
@@ -202,10 +198,7 @@ class Rows:
         self._numbers: list[tuple[int, ...]] = []
 
     def add(self, message: Message, kind: int) -> str | None:
-        """Add a record of a topic.
-
-        Args:
-            kind: EVENT, or that of the side topic.
+        """Add a record of the event topic or, by `kind`, of a side topic.
 
         Returns:
             Why no publisher of ours can have written it, or None.
@@ -276,7 +269,7 @@ class Rows:
         return None
 
     def table(self) -> pa.Table:
-        """All records so far, as the table `topic` of `Sides`."""
+        """"""
         columns = np.array(self._numbers, np.int64).reshape(-1, len(_NUMBERS)).T
         ids = pa.array(self._ids, pa.string())
         return pa.table({"id": ids} | dict(zip(_NUMBERS, columns, strict=True)))
@@ -308,11 +301,11 @@ def _is_reserved(name: str) -> bool:
 
 
 def _hash_of_headers(headers: Iterable[tuple[str, str | bytes | None]]) -> int:
-    """The hash of the headers that come from a row's metadata."""
+    """"""
     own = ((name, value) for name, value in headers if not _is_reserved(name))
     return hash(frozenset((name, _NULL if value is None else value) for name, value in own))
 
 
 def hash_of_metadata(octets: bytes | None) -> int:
-    """The hash of the headers that a row's metadata become."""
+    """"""
     return _hash_of_headers(metadata_headers(octets)) if octets else _EMPTY_HASH

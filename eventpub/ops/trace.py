@@ -60,7 +60,7 @@ class Traced:
 
     @property
     def is_accounted_for(self) -> bool:
-        """Whether nothing is left to do: published, nonexistent, or not to be published."""
+        """"""
         is_answered = self.verdict in {"published", "late", "baseline"}
         return is_answered or (self.verdict == "skipped" and self.stored is None)
 
@@ -84,7 +84,6 @@ class Trace:
         is_running: a publisher runs on the state directory, and answered.
         position: everything created at or before is accounted for, µs; None: unknown.
         total: number of versions; `versions` are the last of them; None: unknown.
-        waits_for: the first and last version that the aggregate waits for.
         is_whole: the topics were read as far as needed.
     """
 
@@ -99,7 +98,7 @@ class Trace:
 
     @property
     def ok(self) -> bool:
-        """Whether there are versions, and all are accounted for."""
+        """"""
         return bool(self.versions) and all(v.is_accounted_for for v in self.versions)
 
     @property
@@ -107,7 +106,7 @@ class Trace:
         return dict(Counter(traced.verdict for traced in self.versions))
 
     def summary(self, version: int | None = None) -> str:
-        """One line; `version` is the requested one, None for the last ones."""
+        """"""
         if not self.versions:
             nothing = "not in the store; the topics were not read to their ends"
             if self.is_whole:
@@ -146,14 +145,10 @@ def trace(
     limit: int = 20,
     timeout: float = 60.0,
 ) -> Trace:
-    """Find one version of an aggregate, or the last ones.
-
-    Args:
-        version: None: the highest `limit` known ones.
+    """Find one version of an aggregate or, without `version`, the highest `limit` known ones.
 
     Raises:
         ConfigError: cli.usage: the id is not UTF-8.
-        StoreError, SinkError, StateError: the store, the topics or the state cannot be read.
     """
     try:
         aggregate_id.encode()
@@ -167,6 +162,7 @@ def trace(
         span = range(0) if version is not None else _known(config, store, aggregate_id, hold)
 
         def last() -> list[int]:
+            """"""
             if version is not None:
                 return [version]
             others = sorted(v for v in topics.by_version if v not in span)

@@ -57,11 +57,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Behind:
-    """Events after the publisher's position that are due.
-
-    Args:
-        seconds: age of the oldest; 0: there is none.
-    """
+    """Events after the publisher's position that are due; `seconds`: age of the oldest, or 0."""
 
     events: int = 0
     has_more: bool = False
@@ -147,7 +143,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a comparison; `done` is its fraction, 0 to 1."""
+    """"""
 
     doing: str
     rows: int
@@ -158,17 +154,7 @@ class Progress:
 def measure(
     store: EventStore, read: Read, progress: Mapping[str, Any], compared: int
 ) -> Behind | None:
-    """Look at the table again, now.
-
-    Args:
-        compared: end of the compared range, µs; nothing before it counts.
-
-    Returns:
-        None if the state has no position: there is no publisher.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
+    """The events that are due by now, after `compared`, µs; None if the state has no position."""
     if "position" not in progress:
         return None
     after, now = max(int(progress["position"]), compared), store.now()

@@ -61,8 +61,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
 
     Raises:
         ConfigError: there is nothing between `first` and `last`; the file cannot be written.
-        StoreError: the store cannot be read.
-        SinkError: the topic cannot be read to its end.
         StateError: not enough disk space for the comparison.
     """
     layout = EventStore.discover(config.store)
@@ -142,7 +140,7 @@ class _Run:
         self._done = {"store": 0.0, "topic": 0.0}
 
     def compare(self, spans: Mapping[Place, tuple[int, int]], wait: float) -> Verdict:
-        """Read and compare both sides; again while few events are missing."""
+        """"""
         doing = "reading store and topic"
         self._beside(doing, self._read_store, lambda: self._read_topic(spans))
         ends = self._read_on(doing, {place: end for place, (_, end) in spans.items()})

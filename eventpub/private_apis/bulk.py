@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from eventpub.sink.records import FixedEvents
 
 WORTHWHILE = 64
-"""Rows from which the arrays pay off."""
+""""""
 _KNOWN = ("2.16.",)
 """Versions of confluent-kafka whose `Producer` has librdkafka's handle first."""
 _CHUNK = 500
@@ -123,7 +123,7 @@ class Bulk:
         return len(rows)
 
     def _queue(self, addresses: Sequence[int], counts: list[int]) -> int:
-        """Queue records in order, up to the first that is refused."""
+        """"""
         left = iter(addresses)
         calls = map(self._library.rd_kafka_produceva, repeat(self._handle), left, counts)
         error = next(filter(None, calls), None)  # no line of Python runs between two records
@@ -141,7 +141,7 @@ class Bulk:
 
 
 class _Column:
-    """Address and length of each value of an Arrow array of texts or bytes."""
+    """"""
 
     _empty = ctypes.create_string_buffer(1)  # an address of 0 would mean no value
 

@@ -61,6 +61,7 @@ def stream(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Colum
 
 _NAMES = ("_execute_command", "_read_packet", "_rfile", "_force_close")
 _KNOWN = [[b"a", b""], [None, b"x" * 300]]
+""""""
 _ANSWER = b"\x03\0\0\1\1a\xfb" + b"\x30\1\0\2\0\xfc\x2c\1" + b"x" * 300 + b"\5\0\0\3\xfe\0\0\2\0"
 """These rows in the protocol, and the end of the result."""
 
@@ -121,7 +122,7 @@ class _Result:
         self.ended = False
 
     def blocks(self, rows: int, size: int) -> Iterator[Columns]:
-        """The next block, or two if a row is longer than a packet."""
+        """"""
         data, at = self._data, 0
         starts: list[int] = []
         long_row = None
@@ -158,7 +159,7 @@ class _Result:
                 MysqlPacket(bytes(data[start : start + length]), "utf-8").raise_for_error()
 
     def _join(self, data: bytearray, at: int) -> tuple[bytearray, int]:
-        """A row longer than one packet, and where it ends."""
+        """"""
         row = bytearray()
         length = _LONGEST
         while length == _LONGEST:

@@ -20,13 +20,7 @@ _DUPLICATE = 1062
 
 @dataclass(frozen=True)
 class NewEvent:
-    """An event to append.
-
-    Args:
-        event_type: published as ``ce_type``.
-        payload: published byte for byte; UTF-8 where the column is JSON or TEXT.
-        metadata: published as headers.
-    """
+    """An event to append; `payload` is published byte for byte, `metadata` as headers."""
 
     event_type: str
     payload: bytes | None = None
@@ -139,6 +133,7 @@ def _run(connection: Any, sql: str, parameters: tuple[Any, ...]) -> list[Any]:
 
 
 def _quote(name: str) -> str:
+    """"""
     return quote(name).replace("%", "%%")
 
 

@@ -68,9 +68,6 @@ def checks(config: Store, former_server: str | None = None) -> list[Check]:
 
     Args:
         former_server: identity of the server that was read last; None: unknown.
-
-    Raises:
-        ConfigError: `store.url` or the password file cannot be used.
     """
     try:
         connection = connect_for_reading(config)

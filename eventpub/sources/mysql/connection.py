@@ -52,11 +52,7 @@ _KEEPALIVE = {
 
 
 def connect_arguments(config: Store) -> dict[str, Any]:
-    """The arguments for `pymysql.connect`, including the password.
-
-    Raises:
-        ConfigError: config.store_url or config.password_file
-    """
+    """The arguments for `pymysql.connect`, including the password."""
     arguments = _without_password(config)
     password = _password(config, urlsplit(config.url.get_secret_value()).password)
     if password is not None:
@@ -99,7 +95,7 @@ def _without_password(config: Store) -> dict[str, Any]:
 
 
 def display_name(config: Store) -> str:
-    """`user@host:port/database`, for messages."""
+    """"""
     arguments = _without_password(config)
     place = arguments.get("unix_socket") or f"{arguments['host']}:{arguments['port']}"
     return f"{arguments['user']}@{place}/{arguments['database']}"
@@ -133,7 +129,6 @@ def connect(config: Store) -> Connection:
 
     Raises:
         StoreError: store.unreachable, store.auth_failed, store.database_missing, …
-        ConfigError: the URL or the password file cannot be used.
     """
     arguments = connect_arguments(config)
     read_timeout = arguments["read_timeout"]
@@ -210,6 +205,7 @@ def is_mariadb(connection: Connection) -> bool:
 
 
 def run(connection: Connection, sql: str) -> list[tuple[Any, ...]]:
+    """"""
     with connection.cursor() as cursor:
         cursor.execute(sql)
         return list(cursor.fetchall())
@@ -259,6 +255,7 @@ def _url_error(what: str) -> ConfigError:
 
 @contextmanager
 def mapped(where: str | None = None) -> Iterator[None]:
+    """"""
     try:
         yield
     except (pymysql.err.MySQLError, OSError, RuntimeError) as error:
@@ -270,7 +267,7 @@ def mapped(where: str | None = None) -> Iterator[None]:
 
 
 def error_number(error: BaseException) -> int | None:
-    """The MySQL error number, from the server or the client."""
+    """"""
     error = getattr(error, "orig", None) or error  # SQLAlchemy's around PyMySQL's
     return next((number for number in error.args[:1] if isinstance(number, int)), None)
 
@@ -308,6 +305,7 @@ def _found(pattern: str, known: str) -> bool:
 
 
 def _grant(text: str) -> str | None:
+    """"""
     user = re.search(r"user '([^']*)'", text)
     command = re.search(r"\b([A-Z][A-Z, ]*) command denied", text)
     table = re.search(r"table ((?:['`][^'`]+['`]\.)?['`][^'`]+['`])", text)

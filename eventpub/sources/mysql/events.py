@@ -48,21 +48,13 @@ class EventStore(Source):
 
     @staticmethod
     def discover(config: Store) -> Layout:
-        """The table's layout.
-
-        Raises:
-            StoreError: unreachable, or not a table that can be published.
-        """
+        """"""
         with closing(connect_for_reading(config)) as connection:
             return layout_of(config, read_table(config, connection))
 
     @staticmethod
     def server(config: Store) -> server.Server:
-        """Identity and role of the server.
-
-        Raises:
-            StoreError: unreachable, or store.replica.
-        """
+        """"""
         with closing(connect_for_reading(config)) as connection:
             found = server.examine(config, connection)
         found.require_primary(config)
@@ -131,6 +123,7 @@ class EventStore(Source):
         return boundary if unit == 1 else boundary // unit * unit - unit
 
     def _page_end(self, after: int, upto: int, rows: int | None) -> int | None:
+        """"""
         values = statements.local_range(self._layout, after, upto)
         if rows is None or values is None:
             return None
@@ -207,7 +200,7 @@ class EventStore(Source):
                     yield from rows.set_column(5, times, here).to_batches()
 
     def _portions(self, after: int, upto: int, *, by_rows: bool) -> Iterator[int]:
-        """Ends of a window's portions: clock changes, and every `_PORTION_ROWS` rows."""
+        """"""
         while after < upto:
             end = min(self._layout.clock.next_backward_change(after + 2) - 1, upto)
             rows_end = self._page_end(after, end, _PORTION_ROWS) if by_rows else None
@@ -328,7 +321,7 @@ def altered_table(layout: Layout) -> StoreError:
 
 
 def _without_moment(last: int, batches: list[pa.RecordBatch]) -> Page:
-    """A page without the rows of its last time, which may be incomplete."""
+    """"""
     kept = []
     for batch in batches:
         times = batch.column("create_time").to_numpy()

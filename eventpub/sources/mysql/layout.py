@@ -114,7 +114,7 @@ class Layout:
     def instants(
         self, local: npt.NDArray[np.int64], after: int | None = None, upto: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """Instants of local `create_time` values read in a window; see `Zone.utc`."""
+        """"""
         return self.clock.utc(local, after, upto)
 
     def instant(self, local: int, after: int | None = None, upto: int | None = None) -> int:
@@ -166,7 +166,7 @@ def layout_of(config: Store, table: EventTable) -> Layout:
 
 
 def _number(table: EventTable, named: str | None) -> tuple[str | None, str | None]:
-    """The configured or AUTO_INCREMENT number column, and an index on it."""
+    """"""
     firsts = {index.columns[0]: index.name for index in reversed(table.indexes)}
     numbers = [c for c in table.columns.values() if c.type in INTEGERS and c.name in firsts]
     found = [c.name for c in numbers if c.name == named]
@@ -219,7 +219,7 @@ def roles_of(config: Store, table: EventTable) -> Roles:
 
 
 def _find_indexes(table: EventTable, roles: Roles) -> tuple[TableIndex, TableIndex]:
-    """The indexes for windows and for lookups by key."""
+    """"""
     key, create_time, version = roles.key, roles.names["create_time"], roles.names["version"]
     slice_column = table.slice_of(roles.parts)
     by_time = [index for index in table.indexes if index.columns[0] == create_time]
@@ -263,9 +263,7 @@ def suggestion(table: EventTable, roles: Roles) -> str | None:
 def additions(table: EventTable, roles: Roles, *, with_slice: bool = False) -> list[str]:
     """The clauses of the ALTER TABLE that makes the table publishable.
 
-    Args:
-        roles: may name columns that only the statement adds.
-        with_slice: also add a slice column if the identity is one text column.
+    `roles` may name columns that only the statement adds.
     """
     create_time, key = roles.names["create_time"], roles.key
     wanted, by_time = {*roles.parts, *roles.names.values()}, [create_time]

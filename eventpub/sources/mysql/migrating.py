@@ -37,12 +37,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 def would_execute(config: Store) -> list[str]:
-    """The statements that `migrate` would execute; without a database, the one that creates the
-    table.
-
-    Raises:
-        StoreError: the database refused a query, or the table holds something else.
-    """
+    """The statements that `migrate` would execute, also without a database."""
     try:
         connection = connect(config)
     except StoreError as error:
@@ -57,16 +52,10 @@ def would_execute(config: Store) -> list[str]:
 def migrate(
     config: Store, before_altering: Callable[[list[str]], None] = lambda _: None
 ) -> list[str]:
-    """Create the event table, or add what an existing one lacks.
+    """Create the event table, or add what it lacks; returns the executed statements.
 
     Args:
         before_altering: called with the statements before an existing table is altered; may raise.
-
-    Returns:
-        The executed statements, each ending in a semicolon.
-
-    Raises:
-        StoreError: the database refused, or the table holds something else.
     """
     where, connection = _where(config), connect(config)
     # copying a table sends nothing for long; TCP keep-alive notices a lost server
@@ -114,11 +103,7 @@ def _where(config: Store) -> str:
 
 
 def missing(config: Store, connection: Connection) -> list[str]:
-    """The statements that create the event table, or add what it lacks.
-
-    Raises:
-        StoreError: store.column_missing, store.column_type
-    """
+    """The statements that create the event table, or add what it lacks."""
     try:
         table = read_table(config, connection)
     except StoreError as error:

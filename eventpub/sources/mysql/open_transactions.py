@@ -199,7 +199,7 @@ class OpenTransactions:
 
     @property
     def has_open(self) -> bool:
-        """Whether one is open, or was when the previous reader ended."""
+        """"""
         return bool(self._open) or (self.polled_at is None and self._hidden_since is not None)
 
     @property
@@ -290,7 +290,7 @@ def began(
 def found_in(
     now: int, processes: Sequence[Any], own: Sequence[Any], rows: Sequence[Any]
 ) -> list[Transaction]:
-    """The transactions of one poll that have written or may write."""
+    """"""
     statements: dict[int, int] = {}
     running: dict[int, int] = {}
     for _, thread, age, waits, text in processes:

@@ -86,7 +86,7 @@ class Candidate:
 
     @property
     def left_out(self) -> list[str]:
-        """Columns that are not published."""
+        """"""
         used = {name for of in self.columns.values() for name in _several(of)}
         return sorted(self.names - used)
 
@@ -96,7 +96,6 @@ class Proposal:
     """The tables of a database.
 
     Attributes:
-        candidates: the likeliest first.
         lacking: other tables, with the roles for which they have no column.
         refused: tables that look like one but cannot be published, with the reason.
     """
@@ -110,12 +109,7 @@ class Proposal:
 
 @dataclass
 class Guess(Roles):
-    """The column of each role, or "".
-
-    Attributes:
-        given: roles whose columns the operator has named.
-        by_key: an index shows the identity and the version.
-    """
+    """The column of each role, or ""; `by_key`: an index shows the identity and the version."""
 
     given: Collection[str]
     by_key: bool = False
@@ -129,10 +123,7 @@ class Guess(Roles):
 def propose(
     config: Store, table: str | None = None, columns: Mapping[str, Any] | None = None
 ) -> Proposal:
-    """Examine the tables of the database, or only `table`.
-
-    Args:
-        columns: names by role that the operator has given.
+    """Examine the tables of the database, or only `table`; `columns` are named by the operator.
 
     Raises:
         StoreError: store.unreachable, store.auth_failed, store.table_missing, …
@@ -242,7 +233,7 @@ def _may_be(column: Column, role: str) -> bool:
 def _best(
     role: str, columns: Mapping[str, Column], indexed: set[str], *, is_sure: bool
 ) -> str | None:
-    """The column that fits best: by its name, or as the only one of its type."""
+    """"""
     fitting = [c for c in columns.values() if _may_be(c, role)]
     named = [c for c in fitting if rank(role, c.name) or (role == "id" and c.counts_rows)]
     if named:
@@ -259,7 +250,7 @@ def _best(
 
 
 def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] | None:
-    """Identity and version of the best named index, and whether that is sure."""
+    """"""
     found, columns = [], table.columns
     for index in table.indexes:
         for version in index.columns:
@@ -327,6 +318,7 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
 
 
 def _is_metadata(table: EventTable, column: str) -> bool:
+    """"""
     name = listed([column])
     sql = f"SELECT {name} FROM {table.name} WHERE {name} IS NOT NULL LIMIT {_FEW}"
     rows = run(table.connection, sql)

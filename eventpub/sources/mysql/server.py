@@ -115,6 +115,7 @@ def _is_read_only(flags: Iterable[object]) -> bool:
 
 
 def examine(config: Store, connection: Connection) -> Server:
+    """"""
     with mapped(display_name(config)):
         *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
         source, is_visible = _source(connection)
@@ -135,7 +136,7 @@ def cluster_of(variables: Mapping[str, str]) -> str | None:
 
 
 _primaries: dict[tuple[str, str], float] = {}
-"""When servers were last found to be primaries, by place and identity."""
+""""""
 
 _EXAMINED_EVERY = 60.0
 """Seconds; a demoted primary may still take writes."""
@@ -168,7 +169,7 @@ def require_role(config: Store, connection: Connection, flags: list[object], ide
 
 
 def _source(connection: Connection) -> tuple[str | None, bool]:
-    """The server it replicates from, and whether this account may see that."""
+    """"""
     word = "ALL SLAVES" if is_mariadb(connection) else "REPLICA"
     try:
         rows = run_named(connection, f"SHOW {word} STATUS")
@@ -204,12 +205,7 @@ KEPT_FOR = 30.0
 
 
 class Pool:
-    """Connections to a server that may be read.
-
-    Args:
-        where: for messages.
-        prepare: called with each new connection and its server's identity.
-    """
+    """Connections to a server that may be read; `prepare` gets each new one and its server's id."""
 
     def __init__(
         self,
@@ -224,11 +220,7 @@ class Pool:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """An exclusive connection, closed after an error.
-
-        Raises:
-            StoreError: the database's, or those of `require_role`.
-        """
+        """An exclusive connection, closed after an error."""
         idle = self._take_idle()
         connection, made = idle or (connect_for_reading(self._config), monotonic())
         finished = False

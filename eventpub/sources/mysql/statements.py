@@ -50,7 +50,7 @@ def _select(
 
 
 def columns(layout: Layout) -> str:
-    """The SELECT list for events, in the order of `EVENTS`."""
+    """"""
     names = layout.version, layout.event_type, layout.payload, layout.metadata or "NULL"
     return ", ".join([layout.identity.selected, *names, layout.create_time])
 
@@ -72,7 +72,7 @@ def _key(layout: Layout) -> str:
 
 
 def counts(layout: Layout, ranges: Sequence[tuple[int, tuple[int, int]]]) -> str:
-    """The number of rows of each numbered range."""
+    """"""
     return " UNION ALL ".join(
         _select(
             f"{number}, COUNT(*)",
@@ -139,6 +139,7 @@ def _with_identity(layout: Layout) -> str:
 
 
 def waiting(layout: Layout, first: int, last: int, most: int) -> str:
+    """"""
     what, condition = f"{layout.create_time} AS t", between(layout, first, last)
     rows = _select(what, layout.by_time, condition, layout.create_time, most)
     return f"SELECT MIN(t), COUNT(*) FROM ({rows}) AS waiting"
@@ -173,7 +174,7 @@ def in_shard(layout: Layout, shard: Shard | None) -> str:
 
 
 def versions_by_key(layout: Layout, ranges: Sequence[VersionRange]) -> str:
-    """All rows of some ranges, each aggregate's ordered by version."""
+    """"""
     condition = " OR ".join(f"({_in_range(layout, r)})" for r in ranges)
     # in index order, so that nothing is sorted and the first row comes at once
     return _select(columns(layout), layout.by_key, condition, ", ".join(layout.key_columns))
@@ -252,11 +253,7 @@ def spooled(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordB
 def record_batch(
     layout: Layout, columns: Columns, after: int | None, upto: int | None
 ) -> pa.RecordBatch:
-    """A block of rows as Arrow, schema `EVENTS`.
-
-    Raises:
-        StoreError: store.row_invalid, naming the row
-    """
+    """A block of rows as Arrow, schema `EVENTS`; raises store.row_invalid, naming the row."""
     ids, versions, types, payloads, metadata, times = columns
     try:
         for required in (ids, versions, times):
@@ -300,7 +297,7 @@ def micros(time: datetime) -> int:
 
 
 def local_times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
-    """Local µs of times in the server's format."""
+    """"""
     micros = column.cast(pa.string()).cast(pa.timestamp("us")).cast(pa.int64())
     return np.asarray(micros.to_numpy(zero_copy_only=False), np.int64)
 
@@ -318,6 +315,7 @@ def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
+    """"""
     for aggregate_id, version, _, _, _, time in zip(
         *(column.to_pylist() for column in columns), strict=True
     ):

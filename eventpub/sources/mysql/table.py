@@ -33,7 +33,7 @@ TIMES = {"timestamp", "datetime"}
 SLICES = 1024
 
 SAMPLE = 5_000
-"""Rows by which versions are judged."""
+""""""
 _MANY = 100_000
 
 _NAMES = tomllib.loads(files(__package__).joinpath("frameworks.toml").read_text("utf-8"))
@@ -41,6 +41,7 @@ BESIDE_ID: list[str] = _NAMES["beside_id"]
 
 
 def quote(name: str) -> str:
+    """"""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -54,6 +55,8 @@ def free_name(name: str, taken: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class TableIndex:
+    """"""
+
     name: str
     columns: tuple[str, ...]
     unique: bool
@@ -103,6 +106,7 @@ class Roles:
 
     @property
     def key(self) -> tuple[str, ...]:
+        """"""
         return (*self.parts, self.names["version"])
 
 
@@ -180,7 +184,7 @@ class EventTable:
         return self.columns[name].octets if name in self.columns else 0
 
     def repeated(self, key: Sequence[str]) -> str:
-        """A key that several of the first rows have, as text; "" if none."""
+        """"""
         if not {*key} <= {*self.columns}:
             return ""
         found = run(
@@ -224,11 +228,12 @@ class Versions:
 
 
 def plain(name: str) -> str:
+    """"""
     return name.lower().replace("_", "").replace("-", "")
 
 
 def rank(role: str, name: str) -> int:
-    """How well a name fits a role; 0: not at all."""
+    """"""
     known, name = _NAMES["names"][role], plain(name)
     return len(known) - known.index(name) if name in known else 0
 

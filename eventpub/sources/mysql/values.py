@@ -33,7 +33,7 @@ _UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}|1[0-9]{19}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DASHES = (21, 17, 13, 9)
-"""Positions of the dashes in a UUID's hexadecimal digits, from the right."""
+""""""
 NOTHING = "FALSE"
 
 
@@ -64,7 +64,7 @@ class IdPart:
 
     @property
     def selected(self) -> str:
-        """The expression to select, as text."""
+        """"""
         if self.kind == "uuid":
             text = f"HEX({self.name})"
             for at in _DASHES:
@@ -77,7 +77,7 @@ class IdPart:
 
     @property
     def utf8(self) -> str:
-        """The expression for the text's UTF-8 bytes."""
+        """"""
         is_other = self.kind in {"text", "enum"} and self.charset not in _UTF8
         return f"CONVERT({self.name} USING utf8mb4)" if is_other else self.selected
 
@@ -107,7 +107,7 @@ class IdPart:
 
 @dataclass(frozen=True)
 class Identity:
-    """The columns of the identity, in the order of the key."""
+    """"""
 
     parts: tuple[IdPart, ...]
 
@@ -117,12 +117,12 @@ class Identity:
 
     @property
     def selected(self) -> str:
-        """The expression for the key; NULL if any column is."""
+        """"""
         return self.parts[0].selected if len(self.parts) == 1 else self.utf8
 
     @property
     def utf8(self) -> str:
-        """The expression for the key's UTF-8 bytes."""
+        """"""
         if len(self.parts) == 1:
             return self.parts[0].utf8
         # as bytes, since columns of two collations cannot be joined as text
@@ -138,7 +138,7 @@ class Identity:
         return len(self.parts) == 1 and self.parts[0].kind in {"text", "bytes"}
 
     def equals(self, key: str) -> str:
-        """The condition for an aggregate's rows, served by the index of its columns."""
+        """"""
         values = [key] if len(self.parts) == 1 else split(key)
         if len(values) != len(self.parts):
             return NOTHING
@@ -147,6 +147,7 @@ class Identity:
 
 
 def joined(values: Sequence[str]) -> str:
+    """"""
     return "|".join(value.replace("%", "%25").replace("|", "%7C") for value in values)
 
 
@@ -162,7 +163,7 @@ _SECOND = 1_000_000
 _STEP = 6 * 86_400
 _LAST = 4_102_444_800  # 2100: later rules do not exist yet
 _NEVER = 1 << 62
-"""µs."""
+""""""
 
 Offsets = Callable[[Sequence[int]], "list[int | None]"]
 """Seconds east of UTC at some instants (seconds since 1970); None: unknown."""
@@ -186,14 +187,16 @@ class Zone:
 
     @cached_property
     def repeated(self) -> list[tuple[int, int]]:
-        """When the clocks go back, and by how much, µs."""
+        """"""
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
         return [(at, old - new) for at, old, new in steps if new < old]
 
     def next_backward_change(self, instant: int) -> int:
+        """"""
         return next((at for at, _ in self.repeated if at >= instant), _NEVER)
 
     def backward_changes(self, after: int, upto: int) -> list[int]:
+        """"""
         return [at for at, _ in self.repeated if after < at <= upto]
 
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
@@ -221,7 +224,7 @@ class Zone:
         return np.clip(instants, after + 1, upto)
 
     def latest(self, local: int) -> int:
-        """The later of a local time's two possible instants."""
+        """"""
         starts, _, offsets = self._tables
         later = local - offsets[np.searchsorted(starts[1:], local, side="right")]
         return int(max(self.utc(np.array([local]))[0], later))
@@ -243,7 +246,7 @@ UTC = Zone("UTC", (), (0,))
 
 
 def fixed_zone(name: str) -> Zone | None:
-    """The zone of UTC or an offset such as ``+02:00``; None for any other name."""
+    """"""
     if name.upper() in {"UTC", "Z", "ETC/UTC"}:
         return Zone(name, (), (0,))
     match = re.fullmatch(r"([+-])(\d{1,2}):([0-5]\d)", name)
@@ -254,11 +257,7 @@ def fixed_zone(name: str) -> Zone | None:
 
 
 def named_zone(name: str) -> Zone:
-    """The zone of an IANA name.
-
-    Raises:
-        StoreError: store.time_zone_unknown
-    """
+    """The zone of an IANA name; raises store.time_zone_unknown."""
     try:
         info = ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -310,11 +309,7 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
 
 
 def zone_of(config: Store, connection: Connection) -> Zone:
-    """The zone whose local time a DATETIME column holds.
-
-    Raises:
-        StoreError: store.time_zone_unknown
-    """
+    """"""
     name = config.time_zone
     if name != "auto":
         return fixed_zone(name) or named_zone(name)

@@ -95,7 +95,7 @@ class Watermark:
 
     @property
     def upto(self) -> int | None:
-        """Everything created at or before is visible, µs; None: unknown."""
+        """"""
         return None if self.state in {"denied", "stale"} else self._transactions.upto or 0
 
     @property
@@ -136,7 +136,7 @@ class Watermark:
 
     @property
     def has_open(self) -> bool:
-        """Whether one is open, or was at the previous reader's last poll."""
+        """"""
         return self._transactions.has_open and not self._denied
 
     def take_ended(self) -> list[tuple[int, int]]:
@@ -144,7 +144,7 @@ class Watermark:
 
     @property
     def next_poll(self) -> float | None:
-        """Seconds until `poll` asks the server again; None: at once."""
+        """"""
         wait = self._polled + self._pause - self._clock.monotonic()
         return wait if wait > 0 and not self._denied else None
 
@@ -196,7 +196,7 @@ class Watermark:
             run(connection, f"SET SESSION {setting}")
 
     def close(self) -> None:
-        """Close the connection; the next poll reconnects."""
+        """"""
         self._pool.close()
 
 
@@ -214,11 +214,7 @@ _WITHOUT = REFRESH, 4 * REFRESH
 
 
 class Turns:
-    """The turns of one reader among several, by a lock of the server; times in seconds.
-
-    Attributes:
-        is_ours: this reader has the lock, and waits for the others to be silent.
-    """
+    """The turns of one reader among several, by a lock of the server."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -255,7 +251,7 @@ class Turns:
             run(connection, f"SELECT RELEASE_LOCK('{_LOCK}')")
 
     def pause(self, *, is_fresh: bool) -> float:
-        """Seconds to wait after an answer."""
+        """"""
         now = self._clock.monotonic()
         if is_fresh:
             return REFRESH if now > self._until else _AFTER_OWN
