@@ -62,7 +62,6 @@ class EventpubError(Exception):
         return from_dict, (self.to_dict(),)
 
     def to_dict(self) -> dict[str, Any]:
-        """"""
         return {
             "type": type(self).__name__,
             "code": self.code,
@@ -78,8 +77,6 @@ class EventpubError(Exception):
 
 
 class ConfigError(EventpubError):
-    """"""
-
     exit_status = 2
 
 

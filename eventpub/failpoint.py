@@ -29,7 +29,6 @@ _hits: Counter[str] = Counter()
 
 
 def failpoint(name: str) -> None:
-    """"""
     if _SPEC is None:
         return
     specs = (spec.split(":", 2) for spec in _SPEC.split(","))

@@ -110,7 +110,6 @@ def end() -> bool:
 
 
 def write(text: str) -> None:
-    """"""
     if _lines is not None:
         _lines.write(text)
         _lines.flush()

@@ -1,7 +1,6 @@
-"""Masks secrets: everything that prints shows remembered secrets as ``***``.
+"""Masks secrets as ``***`` in everything that is printed.
 
-Code that reads a secret remembers it before anything can fail; code that writes text for people,
-logs or scripts passes it through `mask`.
+Code that reads a secret must `remember` it before anything can fail.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ MASK = "***"
 
 
 class FileSecret(str):
-    """"""
-
     file: Path
 
     def __new__(cls, text: str, file: Path) -> FileSecret:
@@ -70,8 +67,7 @@ def mask(text: str) -> str:
     """Hide every remembered secret.
 
     A secret that is also an ordinary word is hidden only where a secret is expected (after
-    "password"
-    and the like, or before a URL's host); hiding it elsewhere would reveal it.
+    "password" and the like, or before a URL's host); hiding it elsewhere would reveal it.
     """
     words, others = _as_written()
     for form in others:
@@ -83,7 +79,6 @@ _AN_ORDINARY_WORD = re.compile(r"[A-Za-z]?[a-z]{0,9}|[0-9]{1,6}|.{1,3}", re.DOTA
 
 
 def _as_written() -> tuple[re.Pattern[str] | None, list[str]]:
-    """"""
     global _forms  # noqa: PLW0603
     with _lock:
         if _forms is None:
@@ -109,12 +104,10 @@ _SIGNS = ("=", ":", ": ", " ", '="', "='", '": "', "': '")
 
 
 def mask_url(text: str) -> str:
-    """"""
     return re.sub(r"(://[^\s:/@]*):[^\s\"']*@", rf"\1:{MASK}@", mask(text))
 
 
 def mask_all(value: Any) -> Any:
-    """"""
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, Mapping):

@@ -30,5 +30,4 @@ class Parts:
 
 
 def real_parts(config: Config) -> Parts:
-    """"""
     return Parts(Clients(config.sink))

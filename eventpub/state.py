@@ -45,7 +45,6 @@ WITHOUT_FILES = (
     " takes the position from the indexes, or reads the table from the start if there are none,"
     " re-counts the events of the day before it, and forgets a pause"
 )
-""""""
 
 _LEFT_OVER = 60.0
 """Seconds after which a temporary file counts as abandoned."""
@@ -101,7 +100,6 @@ class StateDir:
             )
 
     def identities(self) -> list[dict[str, Any]]:
-        """"""
         starts = [self.read(self.start_file)]
         starts += [(self.read(f) or {}).get("start") for f in (self.run_file, self.progress_file)]
         found = [start.get("of") for start in starts if isinstance(start, dict)]
@@ -111,8 +109,7 @@ class StateDir:
         """Lock out other publishers on this machine until the process ends.
 
         Raises:
-            StateError: state.locked, with the other's process id; state.not_writable: the directory
-                cannot be created or written; state.not_ours; state.no_locks.
+            StateError: state.locked, state.not_writable, state.not_ours, state.no_locks
         """
         self._make()
         with mapping(self.lock_file):
@@ -140,7 +137,6 @@ class StateDir:
         )
 
     def listen(self) -> socket.socket:
-        """"""
         with self._socket() as (listening, address):
             listening.bind(address)
             self.socket_file.chmod(0o600)
@@ -148,7 +144,6 @@ class StateDir:
         return listening
 
     def connect(self, timeout: float) -> socket.socket:
-        """"""
         with self._socket() as (connection, address):
             connection.settimeout(timeout)
             connection.connect(address)
@@ -188,7 +183,6 @@ class StateDir:
                     file.unlink(missing_ok=True)
 
     def protect(self) -> bool:
-        """"""
         files = [*self._files, self.spark_log, self.lock_file]
         folders = [self.index, self.spark_scratch, self.requests]
         inside = [path for folder in folders for path in folder.rglob("*")]
@@ -207,7 +201,7 @@ class StateDir:
             self._lock = None
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """The object in a file; None if it is missing or damaged; raises state.not_readable."""
+        """The object in a file; None if it is missing or damaged."""
         try:
             data = json.loads(path.read_text())
         except (FileNotFoundError, ValueError, RecursionError):
@@ -222,11 +216,10 @@ class StateDir:
         return data if isinstance(data, dict) else None
 
     def damaged(self) -> list[Path]:
-        """"""
         return [file for file in self._files if file.exists() and self.read(file) is None]
 
     def read_progress(self) -> dict[str, Any] | None:
-        """The content of progress.json; None if it does not exist; raises state.file_damaged."""
+        """The content of progress.json, or None; raises state.file_damaged."""
         found = self.read(self.progress_file)
         if found is None and self.progress_file.exists():
             raise StateError(
@@ -238,7 +231,6 @@ class StateDir:
         return found
 
     def was_used(self) -> bool:
-        """"""
         return bool(self.indexed()) or any(file.exists() for file in self._files)
 
     def write(self, path: Path, data: dict[str, Any], *, lasting: bool = False) -> None:
@@ -263,7 +255,7 @@ class StateDir:
             shutil.rmtree(aside, ignore_errors=True)
 
     def keep(self, request: Request) -> None:
-        """Leave a request for the next publisher; raises state.not_writable."""
+        """Leave a request for the next publisher."""
         self._make()
         with mapping(self.requests), suppress(FileExistsError):
             self.requests.mkdir(mode=0o700)
@@ -288,7 +280,6 @@ class StateDir:
         return False
 
     def is_running(self) -> bool:
-        """"""
         with mapping(self.root), suppress(FileNotFoundError), self.lock_file.open() as handle:
             return not _is_locked(handle, fcntl.LOCK_SH)
         return False
@@ -311,7 +302,6 @@ class StateDir:
 
 
 def _is_locked(handle: IO[str], how: int) -> bool:
-    """"""
     try:
         fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:

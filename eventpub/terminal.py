@@ -15,12 +15,10 @@ CONTROLS = re.compile(
 
 
 def can_redraw() -> bool:
-    """"""
     return sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
 
 
 def printable(text: str) -> str:
-    """"""
     return CONTROLS.sub(lambda found: escaped(found[0]), text)
 
 
@@ -29,7 +27,6 @@ def escaped(character: str) -> str:
 
 
 def for_people(text: str) -> str:
-    """"""
     return printable(mask(text))
 
 

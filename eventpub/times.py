@@ -30,7 +30,7 @@ _LONGEST = 365 * _UNITS["d"]
 def parse_duration(value: Any) -> int:
     """Microseconds of a duration such as ``"250ms"``, ``"1.5s"``, ``"5m"`` or ``"7d"``.
 
-    A bare zero needs no unit; any other bare number is refused, since its unit would be a guess.
+    A bare number other than zero is refused, since its unit would be a guess.
     """
     text = str(value).strip()
     if text in {"0", "0.0"}:
@@ -60,11 +60,7 @@ _FIRST, _LAST = (
 
 
 def parse_time(value: Any) -> int:
-    """Microseconds since 1970, UTC, of an RFC 3339 time; the zone is required.
-
-    Raises:
-        ValueError: it is no such time.
-    """
+    """Microseconds since 1970, UTC, of an RFC 3339 time with its zone, or ValueError."""
     text = value.isoformat() if isinstance(value, datetime) else str(value).strip()
     form = "an RFC 3339 time with its zone, such as 2026-01-31T09:30:00Z"
     if not _RFC_3339.fullmatch(text):
@@ -88,7 +84,7 @@ class Clock(Protocol):
     """A source of time; the module `time` is one."""
 
     def monotonic(self) -> float:
-        """"""
+        """Seconds since an arbitrary moment; never goes back."""
 
     def time(self) -> float:
         """Seconds since 1970, UTC."""
@@ -102,14 +98,10 @@ SYSTEM_CLOCK: Clock = time
 OUTAGE = 600.0
 """Seconds for which to retry while the database or the broker is unavailable."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-""""""
 _SAID_EVERY = 60.0
-""""""
 
 
 class Patience:
-    """"""
-
     def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._what, self._clock = what, clock
         self._pause = _FIRST_PAUSE

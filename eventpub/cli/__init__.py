@@ -42,9 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 done; 1 the answer is no; 2 wrong use or configuration; 3 a service
-            cannot
-        be reached or refused us; 70 a bug; 130 or 143 stopped by a signal; 141 the reader of stdout
-        is gone.
+        cannot be reached or refused us; 70 a bug; 130 or 143 stopped by a signal; 141 the reader of
+        stdout is gone.
     """
     is_whole_process = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments

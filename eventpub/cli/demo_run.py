@@ -136,7 +136,6 @@ http = ""
 
 @contextmanager
 def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
-    """"""
     command = [sys.executable, "-m", "eventpub.local.writers", "--url", url, "--json"]
     command += ["--rate", str(rate)]
     # own session: Ctrl-C reaches only us, and we stop the publisher first
@@ -155,8 +154,6 @@ def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
 
 
 class DemoView(live.Panel):
-    """"""
-
     def __init__(
         self, topic: str, seconds: float | None, engine: str, clock: Any = time.monotonic
     ) -> None:
@@ -188,7 +185,6 @@ class DemoView(live.Panel):
             _say(self.line(progress))
 
     def line(self, p: Progress) -> str:
-        """"""
         done = f"{self.waited:4.0f} s  written {self.written.get('events', 0):,}"
         if self._began is None:
             return f"{done}  {self._of_engine}"

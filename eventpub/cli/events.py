@@ -243,7 +243,6 @@ def verify(config: Config, **what: Any) -> Report:
 
 
 def compare(config: Config, **what: Any) -> Verdict:
-    """"""
     from eventpub.cli.terminal import progress
     from eventpub.ops import verify as comparing
 

@@ -34,11 +34,9 @@ _WARNINGS = {
     "late": "events arrived after their gap had been skipped",
     "passed": "transactions are open for longer than read.max_wait and no longer waited for",
 }
-""""""
 
 
 def publish(config: Config, *, available_now: bool) -> Report:
-    """"""
     with watching(config) as view:
         from eventpub.publisher import run
 
@@ -158,7 +156,6 @@ class Panel:
 
     @property
     def waited(self) -> float:
-        """"""
         return float(self._clock() - self._started)
 
     def footer(self) -> str:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def time(value: str) -> int:
-    """"""
     try:
         return parse_time(value)
     except ValueError as error:
@@ -116,7 +115,6 @@ def configured(*keys: str, loads: bool = True) -> Callable[[Command], Command]:
 
 
 def limited(text: str, *, default: int, most: int) -> Callable[[Command], Command]:
-    """"""
     kind = click.IntRange(1, most)
     return click.option("--limit", type=kind, default=default, show_default=True, help=text)
 
@@ -155,7 +153,6 @@ def reads_topics(command: Command) -> Command:
 
 
 def agrees(question: str) -> bool:
-    """"""
     from eventpub.terminal import for_people
 
     return is_somebody_there() and click.confirm(for_people(question), err=True)

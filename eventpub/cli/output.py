@@ -63,12 +63,9 @@ STYLES = {
     **dict.fromkeys(("skipped", "baseline"), "dim"),
     "waiting": "cyan",
 }
-""""""
 
 
 def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> list[Table]:
-    """"""
-
     def cell(name: str, value: object) -> Span:
         text = _word(name, value)
         return (text, STYLES.get(text, "")) if name in {"state", "verdict"} else text
@@ -79,7 +76,6 @@ def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> 
 
 
 def facts(of: Mapping[str, Any], title: str = "") -> Table:
-    """"""
     return Table(("", ""), [[n.replace("_", " "), _word(n, v)] for n, v in of.items()], title)
 
 
@@ -101,7 +97,6 @@ def _word(name: str, value: Any) -> str:  # noqa: PLR0911 (one case a type)
 
 
 def age(since: float) -> str:
-    """"""
     seconds = max(time.time() - since, 0.0)
     for unit, most, size in (("s", 120, 1), ("min", 7_200, 60), ("h", 172_800, 3_600)):
         if seconds < most:
@@ -140,7 +135,6 @@ class Stopped(BaseException):
 _log = logging.getLogger("eventpub.cli")
 
 _asked: list[int] = []
-""""""
 _is_answering = False
 """The answer is being written; `stop` then raises nothing."""
 _TAKEN_WITHIN = 0.2
@@ -175,7 +169,6 @@ def release_signals(*, to_default: bool = False) -> None:
 
 
 def stop(number: int, _: FrameType | None) -> None:
-    """"""
     _asked.append(number)
     if not _is_answering:
         end_if_asked()
@@ -206,8 +199,7 @@ class ReaderGoneError(BaseException):
 
 class _Output(io.FileIO):
     """stdout or stderr. Failed writes are dropped: Python would otherwise complain at exit and
-    change
-    the exit status. With `is_needed` the first failure raises.
+    change the exit status. With `is_needed` the first failure raises.
     """
 
     def __init__(self, descriptor: int, *, is_needed: bool, closes: bool = False) -> None:
@@ -215,12 +207,7 @@ class _Output(io.FileIO):
         self._is_needed = is_needed
 
     def write(self, data: Any, /) -> Any:
-        """Like `FileIO.write`.
-
-        Raises:
-            EventpubError: cli.output_failed
-            ReaderGoneError: there is no reader any more.
-        """
+        """Like `FileIO.write`; raises cli.output_failed or ReaderGoneError."""
         try:
             return super().write(data)
         except OSError as error:
@@ -239,7 +226,6 @@ class _Output(io.FileIO):
 
 
 def take_streams() -> None:
-    """"""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -264,7 +250,6 @@ def take_streams() -> None:
 
 
 def write_json(command: str, report: Report, output: IO[bytes]) -> None:
-    """"""
     envelope = {
         "command": command,
         "ok": report.ok,
@@ -295,7 +280,6 @@ def only_stderr() -> Iterator[IO[bytes]]:
 
 
 def write_text(report: Report) -> None:
-    """"""
     if report.exit_status > 128:  # a signal has ended the command
         stop(report.exit_status - 128, None)
     if report.parts:
@@ -307,7 +291,6 @@ def write_text(report: Report) -> None:
 
 
 def write_error(error: EventpubError, cause: BaseException, *, as_line: bool = False) -> None:
-    """"""
     is_unexpected = error.code == "internal.unexpected"
     problems: tuple[EventpubError, ...] = getattr(error, "problems", (error,))
     if as_line and log.is_json():

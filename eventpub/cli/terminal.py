@@ -55,7 +55,6 @@ def _is_size(value: str) -> bool:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """"""
     stream = sys.stderr if stderr else sys.stdout
     made = SafeConsole(stream, soft_wrap=not stream.isatty())
     if not stream.isatty() and not _is_size(os.environ.get("COLUMNS", "")):
@@ -81,7 +80,6 @@ def _text(*spans: Span) -> Text:
 
 @contextmanager
 def in_place(view: RenderableType) -> Iterator[None]:
-    """"""
     # an own descriptor: while Spark starts, stderr goes to a file
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
         shown = SafeConsole(terminal)
@@ -132,8 +130,6 @@ def progress(log: logging.Logger) -> Iterator[Show]:
 
 
 class Lines:
-    """"""
-
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock

@@ -32,7 +32,6 @@ Progress = Callable[[str], AbstractContextManager[None]]
 
 @contextmanager
 def on_stderr(what: str) -> Iterator[None]:
-    """"""
     started = time.monotonic()
     print(f"eventpub: {what} …", file=sys.stderr, flush=True)
     yield
@@ -55,11 +54,7 @@ def cache_folder() -> Path:
 def installed(
     name: str, *, needs: int, progress: Progress, build: Callable[[Path, Progress], None]
 ) -> Path:
-    """The cached folder `name`; if it is missing, `build` fills it, with `needs` bytes free.
-
-    Raises:
-        LocalError: local.disk_full, local.network, local.cache_denied
-    """
+    """The cached folder `name`; if it is missing, `build` fills it, with `needs` bytes free."""
     folder = cache_folder() / name
     if folder.is_dir():
         return folder
@@ -122,9 +117,6 @@ def maven(artifacts: Sequence[tuple[str, str, str]], folder: Path) -> None:
     `folder`.
 
     From Maven Central, by the Ivy that pyspark ships. Some jars are of the type bundle.
-
-    Raises:
-        LocalError: local.java_missing, local.network, local.ivy_missing
     """
     stage = folder / ".ivy"
     stage.mkdir()
@@ -173,11 +165,7 @@ def _proxy_options() -> list[str]:
 
 
 def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> None:
-    """Run a command that downloads, in `folder`.
-
-    Raises:
-        LocalError: local.network, with the last lines of its output
-    """
+    """Run a command that downloads, in `folder`."""
     answer = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -204,7 +192,6 @@ def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> Non
 
 
 def run_once(command: Sequence[str], text: str = "") -> None:
-    """"""
     # in a folder of its own: a starting MariaDB removes temporary tables
     with TemporaryDirectory(prefix="eventpub-") as temporary:
         answer = subprocess.run(
@@ -241,11 +228,7 @@ _PLACES = (
 
 @cache
 def find_java() -> Path:
-    """A recent `java` of $JAVA_HOME, the PATH, or the system's usual folders.
-
-    Raises:
-        LocalError: local.java_missing, with the command that installs one
-    """
+    """A recent `java` of $JAVA_HOME, the PATH, or the usual folders; raises local.java_missing."""
     tried: list[str] = []
     for candidate in dict.fromkeys(_candidates()):
         version = version_of(candidate)

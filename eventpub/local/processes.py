@@ -63,11 +63,7 @@ class Server(ABC):
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it and wait until it answers.
-
-        Raises:
-            LocalError: local.start_failed, with the last lines of its log
-        """
+        """Start it and wait until it answers; raises local.start_failed."""
         if self.running:
             return
         with self._progress(f"starting {self.name}"):

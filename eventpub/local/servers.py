@@ -110,11 +110,8 @@ def kafka(
 ) -> Kafka:
     """Start a broker whose data live in `directory`.
 
-    Topics are not created implicitly, and records are kept whatever their timestamp. `properties`
+    Topics are not created implicitly, records are kept whatever their timestamp, and `properties`
     override the defaults.
-
-    Raises:
-        LocalError: local.java_missing, local.network, local.disk_full, local.start_failed
     """
     broker = Kafka(
         directory, port, properties or {}, progress, jars_of(KAFKA_VERSION, LOGGER, progress)
@@ -188,7 +185,6 @@ def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
 
 MARIADB_VERSION = "11.4.5"
 DATA = "initialized"
-""""""
 _FIRST_STATEMENTS = """\
 SET SESSION sql_log_bin = 0;
 CREATE USER IF NOT EXISTS 'root'@'%' IDENTIFIED BY '';
@@ -243,7 +239,6 @@ class Database(Server):
         return address.render_as_string(hide_password=False)
 
     def connect(self, database: str | None = "eventpub", **arguments: Any) -> Connection[Cursor]:
-        """"""
         import pymysql
 
         address = {"host": "127.0.0.1", "port": self.port, "user": "root", "database": database}
@@ -285,12 +280,7 @@ def mariadb(
     options: Sequence[str] = (),
     progress: Progress = on_stderr,
 ) -> Database:
-    """Start a MariaDB whose data live in `directory`; `options` of `mariadbd` override defaults.
-
-    Raises:
-        LocalError: local.java_missing, local.network, local.disk_full, local.unsupported_platform,
-            local.start_failed
-    """
+    """Start a MariaDB whose data live in `directory`; `options` of `mariadbd` override defaults."""
     database = Database(directory, port, options, progress, mariadb_of_maven(progress))
     database.start()
     return database

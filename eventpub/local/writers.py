@@ -28,7 +28,6 @@ from eventpub.sources.mysql.connection import Connection, connect
 
 _AGGREGATES = 1_000
 _OF_A_THREAD = 10.0
-""""""
 _HELD, _ROLLED_BACK, _GAPS, _REVERSED = 0.1, 0.03, 0.005, 0.05
 """Fractions of the transactions: open for up to 3 s, rolled back, rolled back after the next
 version was committed, committed after it.
@@ -96,7 +95,6 @@ class Writer(threading.Thread):
         return sum(new.values())
 
     def _pair(self, connection: Connection, other: Connection, *, commits: bool) -> int:
-        """"""
         name = random.choice(list(self._last))
         self._append(connection, {name: 1})
         self._append(other, {name: 1}, first=1)
@@ -141,7 +139,6 @@ class Writer(threading.Thread):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """"""
     parser = argparse.ArgumentParser(prog="python -m eventpub.local.writers")
     parser.add_argument("--url", required=True, help="mysql+pymysql://user@host:port/database")
     parser.add_argument("--rate", type=float, required=True, help="events per second")

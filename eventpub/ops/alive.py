@@ -1,8 +1,7 @@
 """A container's liveness check: ``python -m eventpub.ops.alive [STATE_DIR]``.
 
-Prints one line and exits with 0 or 1. It asks only the publisher. One that waits for an unavailable
-database or broker counts as alive: it recovers by itself, and a restart would fail. Use `/readyz`
-to learn whether it works.
+It asks only the publisher. One that waits for an unavailable database or broker counts as alive: it
+recovers by itself, and a restart would fail. Use `/readyz` to learn whether it works.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ class Rules:
     Args:
         numbers: of the topic's partitions, earlier numbers first.
         clock_changes: when clocks go back, and by how much, µs. Rows of the hour before or after
-            are
-            read at both possible times, and published with one of them.
+            are read at both possible times, and published with one of them.
         held_since: events created at or after, µs, may wait for a missing version; None: any may.
     """
 
@@ -260,8 +259,7 @@ class _Comparison:
         """Versions after a higher one of their aggregate.
 
         Offsets order the records of a partition. Where partitions were added, a record whose
-        partition
-        fits only one of their numbers comes after the records of earlier numbers.
+        partition fits only one of their numbers comes after the records of earlier numbers.
         """
         numbers = self._rules.numbers
         fits = [f"partition = crc % {number}" for number in numbers]
@@ -297,11 +295,9 @@ class _Comparison:
         )
 
     def _held(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int, str]]:
-        """Those of the missing rows, in order, that the publisher holds, and the versions they wait
-        for.
+        """The missing rows, in order, that the publisher holds, and the versions they wait for.
 
-        Args:
-            rows: id, version, `create_time`, and the highest known lower version or None.
+        `rows` are id, version, `create_time`, and the highest known lower version or None.
         """
         rules = self._rules
         asked = [

@@ -1,7 +1,7 @@
 """Dead letters and rows that are not on the topic: listing them, and publishing them after all.
 
-Only the running publisher writes its partitions, so it is asked to publish. The request says up to
-which offsets the topic was searched for the row, so that the row is published once.
+Only the running publisher writes its partitions. A request to it says up to which offsets the topic
+was searched for the row, so that the row is published once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 
 Key: TypeAlias = tuple[str, int]
-""""""
 Event: TypeAlias = tuple[str | int | None, ...]
-""""""
 
 PUBLISHED = {"published", "published before"}
 """Outcomes of `publish` and `retry` after which the row is on the topic."""
@@ -46,7 +44,6 @@ class Letter:
     """A record of `<topic>.dead`.
 
     Attributes:
-        aggregate_id, version: of the row; None: it has no usable one.
         payload_bytes: size of the row's payload; None: NULL.
         published: partition and offset where it was published since; None: not, or unknown.
         is_searched: the topic was searched to its end.
@@ -220,9 +217,6 @@ def publish(
     Args:
         since: lower bound of its records' timestamps, ms; None: its creation time, as far back as
             retention has left the topic.
-
-    Raises:
-        StateError: run.paused, run.request_failed
     """
     key = (aggregate_id, version)
     with readable_store(config) as store:

@@ -40,7 +40,6 @@ def examine(config: Config) -> list[Check]:
 
 
 def unreachable(checks: Sequence[Check]) -> EventpubError | None:
-    """"""
     for check in checks:
         if check.status == "wrong" and _CANNOT_BE_REACHED.fullmatch(check.code or ""):
             kind = StoreError if str(check.code).startswith("store.") else SinkError

@@ -1,7 +1,6 @@
-"""Open holds and recorded skips: listing them, and acting on one.
+"""Open holds and recorded skips (`<topic>.gaps`): listing them, and acting on one.
 
-A running publisher is asked. When none runs, holds are read from the local indexes, and a request
-is kept only with `later`. Recorded skips are on `<topic>.gaps`.
+If no publisher runs, holds are read from the local indexes, and only `later` keeps a request.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ class Gaps:
     Attributes:
         open: aggregates that wait, longest first; `open_count` is the total.
         skipped: recorded skips, latest first, each with whether any of its versions is still
-            missing
-            from the topic; empty if the topic cannot be read. `skipped_count` is the total.
-        requests: unanswered requests to publishers, oldest first.
+            missing from the topic; empty if the topic cannot be read. `skipped_count` is the total.
     """
 
     open: list[Hold]
@@ -142,7 +139,6 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
 
 
 def missing_versions(store: EventStore, hold: Hold) -> tuple[int, int]:
-    """"""
     above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
     there = store.versions(above, 1)
     return hold.first_missing, min(there, default=hold.seen) - 1
@@ -165,9 +161,7 @@ def act(  # noqa: PLR0913 (options, by keyword)
         timeout: seconds to wait for the publisher; then the request is withdrawn.
 
     Returns:
-        The outcome: "found", "skipped", "still missing", "nothing is held", "nothing is missing",
-        "changed" (more is missing than `versions`), "kept", "not running", or "no answer"; and the
-        request, if one was made.
+        The outcome and the request, if one was made; "changed": more is missing than `versions`.
     """
     state = StateDir(config.app.state_dir)
     request = Request(secrets.token_hex(8), action, aggregate_id, *(versions or ()))

@@ -44,8 +44,6 @@ _ENDS_WITHIN = 0.3
 
 
 class Pages:
-    """"""
-
     def __init__(self, config: Config, source: Source, state: StateDir) -> None:
         self._config = config
         self._state = state
@@ -152,7 +150,6 @@ class Listener(ThreadingMixIn, TCPServer):
         """Write nothing: the client is gone, or there are too many threads."""
 
     def end(self) -> None:
-        """"""
         self.shutdown()
         self.server_close()
         with self._guard:
@@ -215,7 +212,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """"""
         self.close_connection = True
         status = {501: 405, 505: 400}.get(code, code)
         self._send(line("not a request that is answered here", status))
@@ -225,7 +221,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _parts(target: str) -> tuple[str, dict[str, str]]:
-    """"""
     try:
         parts = urlsplit(target)
         found = dict(reversed(parse_qsl(parts.query, keep_blank_values=True)))

@@ -19,8 +19,6 @@ _ACCOUNT = "eventpub"
 
 
 class NoTableError(StoreError):
-    """"""
-
     exit_status = 1
 
 
@@ -110,7 +108,6 @@ def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> li
 
 
 def require_absent(file: Path) -> None:
-    """"""
     if file.exists():
         raise _exists(file)
 
@@ -181,7 +178,6 @@ def _plain(name: str) -> str:
 
 
 def _without_password(url: str) -> str:
-    """"""
     parts = urlsplit(url)
     user = unquote(parts.username or "root")
     if user == "root":

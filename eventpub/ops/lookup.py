@@ -24,7 +24,6 @@ _TIMES = {"first_seen", "next_attempt", "since", "skipped_at", "create_time"}
 
 
 def with_times(of: Any) -> dict[str, Any]:
-    """"""
     fields = asdict(of).items()
     return {k: format_time(v) if k in _TIMES and v is not None else v for k, v in fields}
 
@@ -64,8 +63,6 @@ def stored_rows(
 
 @dataclass(frozen=True)
 class Found:
-    """"""
-
     topic: str
     partition: int
     offset: int
@@ -75,7 +72,6 @@ class Found:
 
 
 def shown_record(record: Found) -> dict[str, Any]:
-    """"""
     is_known = 0 <= record.timestamp < _YEAR_3000
     timestamp = format_time(record.timestamp * 1000) if is_known else None
     return asdict(record) | {"timestamp": timestamp}
@@ -128,7 +124,6 @@ class Topics:
 
     Attributes:
         partitions: of the event topic; 0: it does not exist yet.
-        by_version: dead letters, then events.
     """
 
     def __init__(self, config: Config, aggregate_id: str, timeout: float) -> None:
@@ -141,7 +136,6 @@ class Topics:
         self._starts: dict[Place, int] = {}
 
     def read_sides(self) -> None:
-        """"""
         places = self.own.places(self._sink.gaps_topic, self._sink.dead_topic)
         self._read(dict.fromkeys(places, 0))
         for letters in self.by_version.values():
@@ -164,7 +158,6 @@ class Topics:
             self._read(dict.fromkeys(before, 0), wanted, before)
 
     def has_event(self, version: int) -> bool:
-        """"""
         return any(f.topic != self._sink.dead_topic for f in self.by_version.get(version, ()))
 
     def _read(

@@ -18,15 +18,12 @@ from prometheus_client.registry import Collector
 from eventpub.coordinator.progress import COUNTERS
 
 Status: TypeAlias = dict[str, Any]
-""""""
 Samples: TypeAlias = list[tuple[list[str], Any]]
 """Label values with a number or a histogram; samples without a number are left out."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """"""
-
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     text: str

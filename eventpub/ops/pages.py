@@ -97,16 +97,16 @@ class Source(Protocol):
     """The publisher, as the pages see it; thread-safe."""
 
     def status(self) -> dict[str, Any]:
-        """"""
+        """See `coordinator.status`."""
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
         """`is_paused` (None: no answer), and `error` if it could not be saved."""
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        """"""
+        """`answers` by shard, or None; then `error` may say why."""
 
     def withdraw(self, id: str) -> None:
-        """"""
+        """Withdraw a waiting request."""
 
 
 Endpoint = Callable[[Asked], Reply]
@@ -114,8 +114,6 @@ Access = Literal["open", "token", "local"]
 
 
 class Site:
-    """"""
-
     def __init__(self, config: Config, source: Source, history: deque[dict[str, Any]]) -> None:
         self._config = config
         self._source = source
@@ -286,7 +284,6 @@ class _List:
 
 
 def recorded(config: Config) -> dict[str, Any]:
-    """"""
     gaps = find_gaps(config, _MOST_RECORDED)
     if gaps.unread is not None:
         raise gaps.unread
@@ -297,7 +294,6 @@ def recorded(config: Config) -> dict[str, Any]:
 
 
 def traced(config: Config, aggregate_id: str, version: int | None) -> dict[str, Any]:
-    """"""
     found = trace(config, aggregate_id, version, timeout=_TRACED_WITHIN)
     return found.to_dict() | {"summary": found.summary(version)}
 

@@ -32,12 +32,9 @@ from eventpub.sink.topics import create, list_offsets, offsets_at, partition_cou
 from eventpub.sources.mysql import EventStore
 
 REPLAY = "eventpub_replay"
-"""Header with the id of the replay."""
 
 Key: TypeAlias = tuple[str, int]
-""""""
 Page: TypeAlias = list[tuple[str, int, int]]
-""""""
 
 _PAGE_ROWS = 20_000
 _PAGE_BYTES = 16 * 1024 * 1024
@@ -46,9 +43,7 @@ _FAILURES = 4
 _SETTLE = 30.0
 _MOST_SHOWN = 20
 _LAST_OFFSETS = 200
-"""Offsets checked per partition for a publisher's events; aborted records and transaction markers
-count, too.
-"""
+"""Offsets checked per partition for a publisher's events; many are aborted records and markers."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 _TABLES = """
@@ -69,12 +64,7 @@ WHERE done IS NULL OR version > done ORDER BY turn, version, id
 
 @dataclass(frozen=True)
 class Range:
-    """What to publish again, and where.
-
-    Attributes:
-        first, last: creation times, both inclusive, µs.
-        id: of the replay; "": derived from all these.
-    """
+    """What to publish again, and where; creation times are inclusive, µs."""
 
     first: int
     last: int
@@ -90,12 +80,7 @@ class Range:
 
 @dataclass
 class Replayed:
-    """The outcome of a replay.
-
-    Attributes:
-        before: events published by earlier runs of this replay.
-        refused: events that the broker refused; some of them are in `examples`.
-    """
+    """The outcome of a replay; `before` counts events published by its earlier runs."""
 
     id: str
     events: int = 0
@@ -106,16 +91,10 @@ class Replayed:
 
 
 Progress = Callable[[int, int], None]
-""""""
 
 
 def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None) -> Replayed:
-    """Publish the range, except events that this replay has already published.
-
-    Raises:
-        ConfigError: replay.topic_name, replay.own_topic, replay.empty_range, replay.other_topic
-        StateError: verify.no_space: the keys of the range do not fit on the disk.
-    """
+    """Publish the range, except events that this replay has already published."""
     _check(config, what)
     with (
         readable_store(config) as store,
@@ -140,8 +119,7 @@ class _Order:
         """Read the keys.
 
         A row of an hour that the clocks repeat is included if either of its times is in the range,
-        and
-        is published with the first.
+        and is published with the first.
         """
         for batch in store.keys(what.first - 1, min(what.last, store.now()), None):
             self._add("event", *map(batch.column, ("aggregate_id", "version", "create_time")))
@@ -154,11 +132,9 @@ class _Order:
         self._database.execute(f"INSERT INTO {table} FROM portion")
 
     def mark_done(self, versions: dict[str, int]) -> None:
-        """"""
         self._add("done", [*versions], [*versions.values()])
 
     def left(self) -> Iterator[Page]:
-        """"""
         with self._database.cursor() as cursor:
             cursor.execute(_LEFT)
             while page := cursor.fetchmany(_PAGE_ROWS):
@@ -180,7 +156,6 @@ class _Replay:
         self._refused: set[Key] = set()
 
     def run(self, on_progress: Progress) -> Replayed:
-        """"""
         result, failures, reached = self._result, 0, -1
         changes = {"topic": self._what.topic, "delivery": "exactly_once"}
         sink = self._config.sink.model_copy(update=changes)
@@ -210,9 +185,7 @@ class _Replay:
     def _publish(self, writer: ShardSink, show: Callable[[], None]) -> bool:
         """Publish unpublished events; False to continue with another writer.
 
-        Raises:
-            RecordRefusedError: these rows are left out from now on, and nothing was published.
-            SinkError: it may be published; the topic must be read back.
+        On RecordRefusedError, rows are left out and nothing was published; on SinkError, read back.
         """
         result, marks = self._result, [(REPLAY, self._result.id)]
         for page in self._order.left():
@@ -252,7 +225,6 @@ class _Replay:
             self._result.examples.append(f"{key[0]}/{key[1]}: {reason}")
 
     def _read_back(self) -> None:
-        """"""
         clients, wanted = Clients(self._config.sink), self._result.id.encode()
         ends = committed_ends(clients, self._places, _SETTLE)
         first = records.timestamp(self._what.first)

@@ -34,12 +34,7 @@ _SAFE = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A request; header names are in lower case.
-
-    Attributes:
-        is_local: came over the publisher's own socket.
-        wait: waits for some seconds, or until the client is gone.
-    """
+    """A request; header names are in lower case. `wait` ends early when the client is gone."""
 
     method: str
     path: str
@@ -86,7 +81,6 @@ def no_page() -> RefusedError:
 
 
 def not_done(error: dict[str, Any] | None, silent: str) -> RefusedError:
-    """"""
     if error is None:
         return refused(silent, 503)
     code, text = error["code"], f"{error['code']}: {error['message']}"
@@ -115,8 +109,7 @@ class Guard:
         """Refuse requests that a browser sends for another site's page.
 
         On loopback only this machine's names are answered (DNS rebinding); another Origin is
-        refused
-        everywhere, whatever its token. X-Forwarded-Host is the host before a proxy.
+        refused everywhere, whatever its token. X-Forwarded-Host is the host before a proxy.
         """
         host, origin = asked.headers.get("host", ""), asked.headers.get("origin")
         try:

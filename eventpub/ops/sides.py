@@ -1,7 +1,4 @@
-"""Both sides of a comparison in DuckDB: any number of rows in bounded memory.
-
-Payload, type and metadata are kept as hashes.
-"""
+"""Both sides of a comparison in DuckDB, in bounded memory; payload, type and metadata as hashes."""
 
 # ruff: noqa: S608 (names and conditions are this module's)
 
@@ -56,7 +53,6 @@ class Sides:
     """Rows of the store and records of the topic; each takes one writing thread at a time.
 
     Args:
-        folder: for spilling.
         after, upto: the range ``after < create_time ≤ upto``, µs. Records are kept if their time is
             within a day of it, or unreadable.
     """
@@ -87,7 +83,6 @@ class Sides:
 
 
 def open_database(folder: Path) -> DuckDBPyConnection:
-    """"""
     import duckdb
 
     database = duckdb.connect(
@@ -107,8 +102,6 @@ def _quiet(database: DuckDBPyConnection) -> DuckDBPyConnection:
 
 
 class Side:
-    """"""
-
     def __init__(self, database: DuckDBPyConnection, table: str, where: str = "true") -> None:
         self._database = database
         self._insert = f"INSERT INTO {table} BY NAME SELECT * FROM portion WHERE {where}"
@@ -116,7 +109,6 @@ class Side:
         self._rows = 0
 
     def add(self, rows: pa.Table) -> None:
-        """"""
         self._portion.append(rows)
         self._rows += rows.num_rows
         if self._rows >= _PORTION_ROWS:

@@ -29,11 +29,8 @@ class Standing:
 
     Attributes:
         kind: "running"; "starting"; "silent": runs, but does not answer; "stopped"; or "never":
-            none
-            has run on this state directory.
-        document: of `coordinator.status`; unless "running", the last recorded one, if any; of
-            "silent"
-            marked by `coordinator.status.unanswered`.
+            none has run on this state directory.
+        document: of `coordinator.status`; unless "running", the last recorded one, if any.
         starts_paused: none runs, and the next one starts paused.
         damaged: unreadable files of the state directory.
     """
@@ -73,7 +70,6 @@ def find(config: Config) -> Standing:
 
 
 def kind_without_answer(state: StateDir) -> str:
-    """"""
     if state.is_running():
         return "silent" if state.socket_file.exists() else "starting"
     return "stopped" if state.was_used() else "never"
@@ -105,11 +101,7 @@ class Paused:
 
 
 def pause(config: Config, *, is_paused: bool) -> Paused:
-    """Pause publishing, also for later starts, or resume it; returns once in-flight work is done.
-
-    Raises:
-        StateError: state.not_started: no publisher runs, and none ever did.
-    """
+    """Pause publishing, also for later starts, or resume it; waits until in-flight work is done."""
     state = StateDir(config.app.state_dir)
     by = f"{_user()}@{socket.gethostname()} (eventpub {'pause' if is_paused else 'resume'})"
     answer = ask_running(state, "pause" if is_paused else "resume", {"by": by})
@@ -137,7 +129,6 @@ def _is_done(document: dict[str, Any]) -> bool:
 
 
 def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
-    """"""
     return (
         f"{'paused' if is_paused else 'events are published again'}, but only until the publisher"
         f" ends: it could not be saved ({error['code']}: {error['message']})"

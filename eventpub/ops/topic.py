@@ -72,7 +72,6 @@ class TopicReader:
         last: highest timestamp of foreign records that count, µs; None: no bound.
 
     Attributes:
-        partitions: of the event topic, set by `spans`.
         truncated: partitions whose first records are gone, possibly some of the range.
         foreign: the first foreign records that count.
     """
@@ -103,12 +102,7 @@ class TopicReader:
         self.records = 0
 
     def spans(self) -> dict[Place, tuple[int, int]]:
-        """Start and end offset of each partition, once no transaction is open below the end.
-
-        Raises:
-            SinkError: sink.hanging_transaction; sink.topic_missing and others of
-                `sink.check_topics`.
-        """
+        """Start and end offset of each partition, once no transaction is open below the end."""
         sink, clients = self._sink, self._clients
         counts = partition_counts(clients, _CALL_SECONDS)
         self.partitions = counts.get(sink.topic, 0)
@@ -137,11 +131,8 @@ class TopicReader:
     ) -> Iterator[pa.Table]:
         """Records between two offsets of some partitions, in chunks.
 
-        Args:
-            meanwhile: called repeatedly; an exception from it ends the reading.
-
-        Raises:
-            SinkError: sink.unreachable, also after a minute without records; others of `spans`.
+        `meanwhile` is called repeatedly; an exception from it ends the reading. Raises
+        sink.unreachable also after a minute without records.
         """
         for name, kind in self._kinds.items():
             ranges = {place: span for place, span in spans.items() if place[0] == name}
@@ -176,8 +167,7 @@ class TopicReader:
 def committed_ends(clients: Clients, places: list[Place], patience: float) -> dict[Place, int]:
     """The ends of partitions, once no transaction is open below them.
 
-    Raises:
-        SinkError: sink.hanging_transaction, after `patience` seconds
+    Raises sink.hanging_transaction after `patience` seconds.
     """
     ends = list_offsets(clients, places, "latest", timeout=_CALL_SECONDS)
     for place, stable in open_below(clients, ends, patience, timeout=_CALL_SECONDS).items():
@@ -198,11 +188,7 @@ class Rows:
         self._numbers: list[tuple[int, ...]] = []
 
     def add(self, message: Message, kind: int) -> str | None:
-        """Add a record of the event topic or, by `kind`, of a side topic.
-
-        Returns:
-            Why no publisher of ours can have written it, or None.
-        """
+        """Add a record; returns why no publisher of ours can have written it, or None."""
         return self._add_gap(message) if kind == GAP else self._add_event(message, kind)
 
     def _add_event(self, message: Message, kind: int) -> str | None:
@@ -269,7 +255,6 @@ class Rows:
         return None
 
     def table(self) -> pa.Table:
-        """"""
         columns = np.array(self._numbers, np.int64).reshape(-1, len(_NUMBERS)).T
         ids = pa.array(self._ids, pa.string())
         return pa.table({"id": ids} | dict(zip(_NUMBERS, columns, strict=True)))
@@ -301,11 +286,9 @@ def _is_reserved(name: str) -> bool:
 
 
 def _hash_of_headers(headers: Iterable[tuple[str, str | bytes | None]]) -> int:
-    """"""
     own = ((name, value) for name, value in headers if not _is_reserved(name))
     return hash(frozenset((name, _NULL if value is None else value) for name, value in own))
 
 
 def hash_of_metadata(octets: bytes | None) -> int:
-    """"""
     return _hash_of_headers(metadata_headers(octets)) if octets else _EMPTY_HASH

@@ -43,9 +43,8 @@ class Traced:
         verdict: "published": on the topic. "late": published, diverted or dropped after its version
             was skipped. "dead": a dead letter. "skipped": given up. "baseline": created before the
             start, never published. "invalid": its row has no usable time. "held": its aggregate
-            waits
-            for a version. "waiting": newer than the position. "missing": not where it should be.
-            "unknown": nothing is known, or time ran out.
+            waits for a version. "waiting": newer than the position. "missing": not where it should
+            be. "unknown": nothing is known, or time ran out.
         note: the verdict in a sentence, where the word is not enough.
         hold: of its aggregate, if this version waits or is waited for.
     """
@@ -60,7 +59,6 @@ class Traced:
 
     @property
     def is_accounted_for(self) -> bool:
-        """"""
         is_answered = self.verdict in {"published", "late", "baseline"}
         return is_answered or (self.verdict == "skipped" and self.stored is None)
 
@@ -81,7 +79,6 @@ class Trace:
     """What was found of an aggregate.
 
     Attributes:
-        is_running: a publisher runs on the state directory, and answered.
         position: everything created at or before is accounted for, µs; None: unknown.
         total: number of versions; `versions` are the last of them; None: unknown.
         is_whole: the topics were read as far as needed.
@@ -98,7 +95,6 @@ class Trace:
 
     @property
     def ok(self) -> bool:
-        """"""
         return bool(self.versions) and all(v.is_accounted_for for v in self.versions)
 
     @property
@@ -106,7 +102,6 @@ class Trace:
         return dict(Counter(traced.verdict for traced in self.versions))
 
     def summary(self, version: int | None = None) -> str:
-        """"""
         if not self.versions:
             nothing = "not in the store; the topics were not read to their ends"
             if self.is_whole:
@@ -145,11 +140,7 @@ def trace(
     limit: int = 20,
     timeout: float = 60.0,
 ) -> Trace:
-    """Find one version of an aggregate or, without `version`, the highest `limit` known ones.
-
-    Raises:
-        ConfigError: cli.usage: the id is not UTF-8.
-    """
+    """Find one version of an aggregate or, without `version`, the highest `limit` known ones."""
     try:
         aggregate_id.encode()
     except UnicodeEncodeError:
@@ -162,7 +153,6 @@ def trace(
         span = range(0) if version is not None else _known(config, store, aggregate_id, hold)
 
         def last() -> list[int]:
-            """"""
             if version is not None:
                 return [version]
             others = sorted(v for v in topics.by_version if v not in span)

@@ -29,13 +29,7 @@ GRACE = 10_000_000
 
 @dataclass(frozen=True)
 class Difference:
-    """One event that differs between store and topic.
-
-    Args:
-        version: None: the record has no readable one.
-        create_time: µs, or NO_TIME.
-        partition, offset: its place on the topic; None: it is not there.
-    """
+    """One event that differs between store and topic; `create_time` is µs, or NO_TIME."""
 
     aggregate_id: str
     version: int | None
@@ -143,8 +137,6 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Progress:
-    """"""
-
     doing: str
     rows: int
     records: int

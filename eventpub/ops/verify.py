@@ -49,8 +49,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     Args:
         first: compare events created at or after, µs; None: from the publisher's start.
         last: compare events created at or before, µs; None: up to the publisher's position, or to
-            the
-            boundary if its state cannot be read.
+            the boundary if its state cannot be read.
         differences: file for all differences, one JSON object per line; of foreign records only the
             first ones.
         former_partitions: former numbers of partitions, oldest first; empty: from the publisher's
@@ -58,10 +57,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         patience: seconds to wait for open transactions on the topic.
         wait: seconds to wait for missing events, if few: a row that is committed late is published
             seconds after it becomes visible.
-
-    Raises:
-        ConfigError: there is nothing between `first` and `last`; the file cannot be written.
-        StateError: not enough disk space for the comparison.
     """
     layout = EventStore.discover(config.store)
     # a row that a replica has not applied yet is just shown as absent
@@ -140,7 +135,6 @@ class _Run:
         self._done = {"store": 0.0, "topic": 0.0}
 
     def compare(self, spans: Mapping[Place, tuple[int, int]], wait: float) -> Verdict:
-        """"""
         doing = "reading store and topic"
         self._beside(doing, self._read_store, lambda: self._read_topic(spans))
         ends = self._read_on(doing, {place: end for place, (_, end) in spans.items()})

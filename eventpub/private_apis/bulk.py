@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from eventpub.sink.records import FixedEvents
 
 WORTHWHILE = 64
-""""""
 _KNOWN = ("2.16.",)
 """Versions of confluent-kafka whose `Producer` has librdkafka's handle first."""
 _CHUNK = 500
@@ -64,10 +63,7 @@ class Bulk:
         self._handle = handle
 
     def produce(self, topic: str, events: FixedEvents, rows: npt.NDArray[np.int64]) -> int:
-        """Queue these rows of the events in order, without delivery reports.
-
-        Returns:
-            How many; fewer than all if the producer's queue is full.
+        """Queue these rows in order, without delivery reports; returns how many fit in the queue.
 
         Raises:
             KafkaException: the client refuses one; those before it are queued.
@@ -123,7 +119,6 @@ class Bulk:
         return len(rows)
 
     def _queue(self, addresses: Sequence[int], counts: list[int]) -> int:
-        """"""
         left = iter(addresses)
         calls = map(self._library.rd_kafka_produceva, repeat(self._handle), left, counts)
         error = next(filter(None, calls), None)  # no line of Python runs between two records
@@ -141,8 +136,6 @@ class Bulk:
 
 
 class _Column:
-    """"""
-
     _empty = ctypes.create_string_buffer(1)  # an address of 0 would mean no value
 
     def __init__(self, array: Any) -> None:
@@ -218,9 +211,6 @@ class TransactionLog:
     """librdkafka's log of a transaction: it silently repeats a lost `EndTxn`.
 
     A commit whose `EndTxn` the log does not show proves that the log is worded differently.
-
-    Attributes:
-        transaction_error: why the transaction can no longer be committed.
     """
 
     def __init__(self) -> None:

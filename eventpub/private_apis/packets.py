@@ -61,7 +61,6 @@ def stream(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Colum
 
 _NAMES = ("_execute_command", "_read_packet", "_rfile", "_force_close")
 _KNOWN = [[b"a", b""], [None, b"x" * 300]]
-""""""
 _ANSWER = b"\x03\0\0\1\1a\xfb" + b"\x30\1\0\2\0\xfc\x2c\1" + b"x" * 300 + b"\5\0\0\3\xfe\0\0\2\0"
 """These rows in the protocol, and the end of the result."""
 
@@ -122,7 +121,6 @@ class _Result:
         self.ended = False
 
     def blocks(self, rows: int, size: int) -> Iterator[Columns]:
-        """"""
         data, at = self._data, 0
         starts: list[int] = []
         long_row = None
@@ -159,7 +157,6 @@ class _Result:
                 MysqlPacket(bytes(data[start : start + length]), "utf-8").raise_for_error()
 
     def _join(self, data: bytearray, at: int) -> tuple[bytearray, int]:
-        """"""
         row = bytearray()
         length = _LONGEST
         while length == _LONGEST:

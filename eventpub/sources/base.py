@@ -109,8 +109,7 @@ class Source(Protocol):
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
         """The `most` rows with the highest ids, or the lowest above `above`. Without an indexed
-        number,
-        the local `create_time`, µs, is the id, of rows whose time has passed.
+        number, the local `create_time`, µs, is the id, of rows whose time has passed.
         """
 
     def ahead(self) -> tuple[int, int]:
@@ -125,14 +124,12 @@ class Source(Protocol):
         """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
 
         In batches of at most some 10,000 rows, in bounded memory. A later call may return more
-        rows,
-        never fewer. `is_page`: the window is known to have less than a few 100,000 rows.
+        rows, never fewer. `is_page`: the window is known to have less than a few 100,000 rows.
         """
 
     def page(self, after: int, upto: int, rows: int, size: int, shard: Shard | None = None) -> Page:
         """About the first `rows` rows and `size` bytes of a window (of one shard), by
-        `create_time`,
-        without those of the last moment, which are left to the next page.
+        `create_time`, without those of the last moment, which are left to the next page.
         """
 
     def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -149,8 +146,7 @@ class Source(Protocol):
 
         Returns:
             The events, each aggregate's in ascending order; and the unread ranges. Versions that do
-            not
-            exist count as read. No further statement starts after `seconds`.
+            not exist count as read. No further statement starts after `seconds`.
         """
 
     def existing(self, wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:

@@ -43,8 +43,7 @@ def append(  # noqa: PLR0913 (options, by keyword)
         connection: SQLAlchemy's (`Connection` or `Session`) or PyMySQL's, in a transaction that the
             caller commits or rolls back.
         expected_version: ``first_version − 1`` (so 0) for a new aggregate.
-        columns: names of columns, as in ``[store.columns]``.
-        first_version: the first version of an aggregate, as in ``[store]``.
+        columns, first_version: as in ``[store.columns]`` and ``[store]``.
 
     Returns:
         The versions of the new events.
@@ -133,7 +132,6 @@ def _run(connection: Any, sql: str, parameters: tuple[Any, ...]) -> list[Any]:
 
 
 def _quote(name: str) -> str:
-    """"""
     return quote(name).replace("%", "%%")
 
 

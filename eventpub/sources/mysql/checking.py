@@ -1,7 +1,4 @@
-"""The store's part of `eventpub doctor`. Reads only.
-
-Every finding has the statement that fixes it, made for the table as it is (`layout`).
-"""
+"""The store's part of `eventpub doctor`. Reads only; each finding has the statement for a fix."""
 
 from __future__ import annotations
 
@@ -64,11 +61,7 @@ class _Subject:
 
 
 def checks(config: Store, former_server: str | None = None) -> list[Check]:
-    """Check everything that the publisher needs of the store.
-
-    Args:
-        former_server: identity of the server that was read last; None: unknown.
-    """
+    """Check the store; `former_server` is the identity of the server read last, or None."""
     try:
         connection = connect_for_reading(config)
     except StoreError as error:

@@ -95,7 +95,6 @@ def _without_password(config: Store) -> dict[str, Any]:
 
 
 def display_name(config: Store) -> str:
-    """"""
     arguments = _without_password(config)
     place = arguments.get("unix_socket") or f"{arguments['host']}:{arguments['port']}"
     return f"{arguments['user']}@{place}/{arguments['database']}"
@@ -125,11 +124,7 @@ _tls: dict[str, ssl.SSLContext] = {}
 
 
 def connect(config: Store) -> Connection:
-    """A connection with autocommit and the server's session defaults.
-
-    Raises:
-        StoreError: store.unreachable, store.auth_failed, store.database_missing, …
-    """
+    """A connection with autocommit and the server's session defaults."""
     arguments = connect_arguments(config)
     read_timeout = arguments["read_timeout"]
     # a server that never greets must be noticed as soon as one that refuses
@@ -205,7 +200,6 @@ def is_mariadb(connection: Connection) -> bool:
 
 
 def run(connection: Connection, sql: str) -> list[tuple[Any, ...]]:
-    """"""
     with connection.cursor() as cursor:
         cursor.execute(sql)
         return list(cursor.fetchall())
@@ -255,7 +249,6 @@ def _url_error(what: str) -> ConfigError:
 
 @contextmanager
 def mapped(where: str | None = None) -> Iterator[None]:
-    """"""
     try:
         yield
     except (pymysql.err.MySQLError, OSError, RuntimeError) as error:
@@ -267,7 +260,6 @@ def mapped(where: str | None = None) -> Iterator[None]:
 
 
 def error_number(error: BaseException) -> int | None:
-    """"""
     error = getattr(error, "orig", None) or error  # SQLAlchemy's around PyMySQL's
     return next((number for number in error.args[:1] if isinstance(number, int)), None)
 
@@ -305,7 +297,6 @@ def _found(pattern: str, known: str) -> bool:
 
 
 def _grant(text: str) -> str | None:
-    """"""
     user = re.search(r"user '([^']*)'", text)
     command = re.search(r"\b([A-Z][A-Z, ]*) command denied", text)
     table = re.search(r"table ((?:['`][^'`]+['`]\.)?['`][^'`]+['`])", text)

@@ -48,13 +48,11 @@ class EventStore(Source):
 
     @staticmethod
     def discover(config: Store) -> Layout:
-        """"""
         with closing(connect_for_reading(config)) as connection:
             return layout_of(config, read_table(config, connection))
 
     @staticmethod
     def server(config: Store) -> server.Server:
-        """"""
         with closing(connect_for_reading(config)) as connection:
             found = server.examine(config, connection)
         found.require_primary(config)
@@ -123,7 +121,6 @@ class EventStore(Source):
         return boundary if unit == 1 else boundary // unit * unit - unit
 
     def _page_end(self, after: int, upto: int, rows: int | None) -> int | None:
-        """"""
         values = statements.local_range(self._layout, after, upto)
         if rows is None or values is None:
             return None
@@ -170,8 +167,7 @@ class EventStore(Source):
         """See `Source.window`.
 
         No statement stays open while a batch is processed: it would block an ALTER TABLE, and then
-        every
-        writer. A long window is read in portions of all shards' rows: without a row for
+        every writer. A long window is read in portions of all shards' rows: without a row for
         `connection.READ_TIMEOUT` the connection would count as lost.
         """
         is_long = shard is not None and shard.shards > 1 and upto - after > _LONG and not is_page
@@ -200,7 +196,6 @@ class EventStore(Source):
                     yield from rows.set_column(5, times, here).to_batches()
 
     def _portions(self, after: int, upto: int, *, by_rows: bool) -> Iterator[int]:
-        """"""
         while after < upto:
             end = min(self._layout.clock.next_backward_change(after + 2) - 1, upto)
             rows_end = self._page_end(after, end, _PORTION_ROWS) if by_rows else None
@@ -321,7 +316,6 @@ def altered_table(layout: Layout) -> StoreError:
 
 
 def _without_moment(last: int, batches: list[pa.RecordBatch]) -> Page:
-    """"""
     kept = []
     for batch in batches:
         times = batch.column("create_time").to_numpy()
@@ -342,10 +336,8 @@ def _unread(
 ) -> list[VersionRange]:
     """The ranges, or parts, that may be unread.
 
-    Args:
-        read: the last version read of each aggregate.
-        repeats: a version may have several rows: the last one read counts as unread, unless it is
-            all that was read.
+    `read` has the last version read of each aggregate. If a version may have several rows
+    (`repeats`), that one counts as unread, unless it is all that was read.
     """
     rest = []
     for r in ranges:

@@ -114,7 +114,6 @@ class Layout:
     def instants(
         self, local: npt.NDArray[np.int64], after: int | None = None, upto: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """"""
         return self.clock.utc(local, after, upto)
 
     def instant(self, local: int, after: int | None = None, upto: int | None = None) -> int:
@@ -127,12 +126,7 @@ class Layout:
 
 
 def layout_of(config: Store, table: EventTable) -> Layout:
-    """The layout of the configured table.
-
-    Raises:
-        StoreError: store.is_view, store.column_missing, store.column_type, store.index_missing,
-            store.time_zone_unknown.
-    """
+    """The layout of the configured table; StoreError if it cannot be published."""
     roles = roles_of(config, table)
     time_index, key_index = _find_indexes(table, roles)
     names, columns = roles.names, table.columns
@@ -166,7 +160,6 @@ def layout_of(config: Store, table: EventTable) -> Layout:
 
 
 def _number(table: EventTable, named: str | None) -> tuple[str | None, str | None]:
-    """"""
     firsts = {index.columns[0]: index.name for index in reversed(table.indexes)}
     numbers = [c for c in table.columns.values() if c.type in INTEGERS and c.name in firsts]
     found = [c.name for c in numbers if c.name == named]
@@ -175,11 +168,7 @@ def _number(table: EventTable, named: str | None) -> tuple[str | None, str | Non
 
 
 def roles_of(config: Store, table: EventTable) -> Roles:
-    """The configured column of each role.
-
-    Raises:
-        StoreError: store.is_view, store.column_missing, store.column_type
-    """
+    """The configured column of each role."""
     if table.is_view:
         raise is_view(table.name.strip("`"), table.where)
     own = {name.lower(): name for name in table.columns}
@@ -219,7 +208,6 @@ def roles_of(config: Store, table: EventTable) -> Roles:
 
 
 def _find_indexes(table: EventTable, roles: Roles) -> tuple[TableIndex, TableIndex]:
-    """"""
     key, create_time, version = roles.key, roles.names["create_time"], roles.names["version"]
     slice_column = table.slice_of(roles.parts)
     by_time = [index for index in table.indexes if index.columns[0] == create_time]

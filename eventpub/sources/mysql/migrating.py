@@ -37,7 +37,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 def would_execute(config: Store) -> list[str]:
-    """The statements that `migrate` would execute, also without a database."""
+    """The statements `migrate` would execute; CREATE TABLE if the database is unreachable."""
     try:
         connection = connect(config)
     except StoreError as error:

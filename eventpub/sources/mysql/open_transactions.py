@@ -87,8 +87,7 @@ class OpenTransactions:
 
     def seen(self, at: int, transactions: Iterable[Transaction], reached: int = 0) -> None:
         """Apply a poll: its database time and open transactions, and up to where the reader had
-        read
-        before it, µs.
+        read before it, µs.
         """
         if went_back := self.polled_at is not None and at < self.polled_at:
             self._clock_went_back(at)
@@ -199,7 +198,6 @@ class OpenTransactions:
 
     @property
     def has_open(self) -> bool:
-        """"""
         return bool(self._open) or (self.polled_at is None and self._hidden_since is not None)
 
     @property
@@ -290,7 +288,6 @@ def began(
 def found_in(
     now: int, processes: Sequence[Any], own: Sequence[Any], rows: Sequence[Any]
 ) -> list[Transaction]:
-    """"""
     statements: dict[int, int] = {}
     running: dict[int, int] = {}
     for _, thread, age, waits, text in processes:

@@ -66,13 +66,7 @@ _REQUIRED = ("aggregate_id", "version", "event_type", "payload", "create_time")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A table that may be an event table.
-
-    Attributes:
-        columns: by role; `id` and `metadata` only if present.
-        score: higher is likelier.
-        statements: to be executed first.
-    """
+    """A table that may be an event table; `statements` are to be executed first."""
 
     table: str
     columns: Mapping[str, str | tuple[str, ...]]
@@ -86,19 +80,13 @@ class Candidate:
 
     @property
     def left_out(self) -> list[str]:
-        """"""
         used = {name for of in self.columns.values() for name in _several(of)}
         return sorted(self.names - used)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The tables of a database.
-
-    Attributes:
-        lacking: other tables, with the roles for which they have no column.
-        refused: tables that look like one but cannot be published, with the reason.
-    """
+    """The tables of a database; `lacking` and `refused` say why the others are no candidates."""
 
     database: str
     is_mariadb: bool
@@ -123,11 +111,7 @@ class Guess(Roles):
 def propose(
     config: Store, table: str | None = None, columns: Mapping[str, Any] | None = None
 ) -> Proposal:
-    """Examine the tables of the database, or only `table`; `columns` are named by the operator.
-
-    Raises:
-        StoreError: store.unreachable, store.auth_failed, store.table_missing, …
-    """
+    """Examine the tables of the database, or only `table`; `columns` are named by the operator."""
     with closing(connect_for_reading(config)) as connection, mapped(display_name(config)):
         database = str(run(connection, "SELECT DATABASE()")[0][0])
         found = Proposal(database, is_mariadb(connection), [], {}, {})
@@ -233,7 +217,6 @@ def _may_be(column: Column, role: str) -> bool:
 def _best(
     role: str, columns: Mapping[str, Column], indexed: set[str], *, is_sure: bool
 ) -> str | None:
-    """"""
     fitting = [c for c in columns.values() if _may_be(c, role)]
     named = [c for c in fitting if rank(role, c.name) or (role == "id" and c.counts_rows)]
     if named:
@@ -250,7 +233,6 @@ def _best(
 
 
 def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] | None:
-    """"""
     found, columns = [], table.columns
     for index in table.indexes:
         for version in index.columns:
@@ -318,7 +300,6 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
 
 
 def _is_metadata(table: EventTable, column: str) -> bool:
-    """"""
     name = listed([column])
     sql = f"SELECT {name} FROM {table.name} WHERE {name} IS NOT NULL LIMIT {_FEW}"
     rows = run(table.connection, sql)

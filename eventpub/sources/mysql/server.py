@@ -55,8 +55,7 @@ class Server:
 
     Attributes:
         read_only: ordinary accounts cannot write to it.
-        source: the server it replicates from, as far as visible.
-        source_is_visible: whether the account may see `source`.
+        source: the server it replicates from, if the account may see that (`source_is_visible`).
         cluster: the multi-primary cluster it is a member of.
     """
 
@@ -72,11 +71,7 @@ class Server:
         return self.read_only or (takes_some and not config.takes_all_writes)
 
     def require_primary(self, config: Store, *, retriable: bool = False) -> None:
-        """Refuse a replica, unless the configuration allows one.
-
-        Raises:
-            StoreError: store.replica, store.multi_primary
-        """
+        """Refuse a replica, unless the configuration allows one."""
         if config.allow_replica or not self.is_replica(config):
             return
         is_one_of_several = self.cluster is not None and not self.read_only
@@ -115,7 +110,6 @@ def _is_read_only(flags: Iterable[object]) -> bool:
 
 
 def examine(config: Store, connection: Connection) -> Server:
-    """"""
     with mapped(display_name(config)):
         *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
         source, is_visible = _source(connection)
@@ -136,7 +130,6 @@ def cluster_of(variables: Mapping[str, str]) -> str | None:
 
 
 _primaries: dict[tuple[str, str], float] = {}
-""""""
 
 _EXAMINED_EVERY = 60.0
 """Seconds; a demoted primary may still take writes."""
@@ -151,11 +144,7 @@ def require_primary(config: Store, connection: Connection) -> str:
 
 
 def require_role(config: Store, connection: Connection, flags: list[object], identity: str) -> None:
-    """Refuse a server that must not be read; takes the result of `columns`.
-
-    Raises:
-        StoreError: store.replica, store.multi_primary; retriable: the address may move.
-    """
+    """Refuse a server that must not be read; retriable, as the address may move."""
     if config.allow_replica:
         return
     met = (display_name(config), identity)
@@ -169,7 +158,6 @@ def require_role(config: Store, connection: Connection, flags: list[object], ide
 
 
 def _source(connection: Connection) -> tuple[str | None, bool]:
-    """"""
     word = "ALL SLAVES" if is_mariadb(connection) else "REPLICA"
     try:
         rows = run_named(connection, f"SHOW {word} STATUS")

@@ -50,7 +50,6 @@ def _select(
 
 
 def columns(layout: Layout) -> str:
-    """"""
     names = layout.version, layout.event_type, layout.payload, layout.metadata or "NULL"
     return ", ".join([layout.identity.selected, *names, layout.create_time])
 
@@ -72,7 +71,6 @@ def _key(layout: Layout) -> str:
 
 
 def counts(layout: Layout, ranges: Sequence[tuple[int, tuple[int, int]]]) -> str:
-    """"""
     return " UNION ALL ".join(
         _select(
             f"{number}, COUNT(*)",
@@ -103,8 +101,7 @@ def now_and_newest_time(layout: Layout) -> str:
 def newest(layout: Layout, above: int | None, last: int | None, most: int) -> str:
     """Id and `create_time` of the rows with the highest ids, or the lowest above one.
 
-    Args:
-        last: use the local `create_time` as the id, of rows up to this one; None: use the id.
+    With `last`, the local `create_time` serves as the id, of rows up to this one.
     """
     time, number, rows = layout.create_time, layout.id, layout.by_id
     condition = "" if above is None else f"{number} > {above:d}"
@@ -139,7 +136,6 @@ def _with_identity(layout: Layout) -> str:
 
 
 def waiting(layout: Layout, first: int, last: int, most: int) -> str:
-    """"""
     what, condition = f"{layout.create_time} AS t", between(layout, first, last)
     rows = _select(what, layout.by_time, condition, layout.create_time, most)
     return f"SELECT MIN(t), COUNT(*) FROM ({rows}) AS waiting"
@@ -174,7 +170,6 @@ def in_shard(layout: Layout, shard: Shard | None) -> str:
 
 
 def versions_by_key(layout: Layout, ranges: Sequence[VersionRange]) -> str:
-    """"""
     condition = " OR ".join(f"({_in_range(layout, r)})" for r in ranges)
     # in index order, so that nothing is sorted and the first row comes at once
     return _select(columns(layout), layout.by_key, condition, ", ".join(layout.key_columns))
@@ -297,7 +292,6 @@ def micros(time: datetime) -> int:
 
 
 def local_times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
-    """"""
     micros = column.cast(pa.string()).cast(pa.timestamp("us")).cast(pa.int64())
     return np.asarray(micros.to_numpy(zero_copy_only=False), np.int64)
 
@@ -315,7 +309,6 @@ def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
-    """"""
     for aggregate_id, version, _, _, _, time in zip(
         *(column.to_pylist() for column in columns), strict=True
     ):

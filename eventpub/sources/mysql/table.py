@@ -33,7 +33,6 @@ TIMES = {"timestamp", "datetime"}
 SLICES = 1024
 
 SAMPLE = 5_000
-""""""
 _MANY = 100_000
 
 _NAMES = tomllib.loads(files(__package__).joinpath("frameworks.toml").read_text("utf-8"))
@@ -41,7 +40,6 @@ BESIDE_ID: list[str] = _NAMES["beside_id"]
 
 
 def quote(name: str) -> str:
-    """"""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -55,8 +53,6 @@ def free_name(name: str, taken: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class TableIndex:
-    """"""
-
     name: str
     columns: tuple[str, ...]
     unique: bool
@@ -94,19 +90,13 @@ class Column:
 
 @dataclass
 class Roles:
-    """The column of each role.
-
-    Attributes:
-        parts: the columns of the identity.
-        names: the other columns by role; `id` and `metadata` only if present.
-    """
+    """The column of each role; `parts` are the columns of the identity."""
 
     parts: tuple[str, ...]
     names: dict[str, str]
 
     @property
     def key(self) -> tuple[str, ...]:
-        """"""
         return (*self.parts, self.names["version"])
 
 
@@ -130,14 +120,7 @@ FRAMEWORKS = [Framework(**entry) for entry in _NAMES["framework"]]
 
 @dataclass(frozen=True)
 class EventTable:
-    """A table as it is.
-
-    Attributes:
-        name: quoted.
-        indexes: B-trees that the optimizer may use.
-        longest_key: most bytes of an index.
-        partitioned_by: columns in the partitioning expressions.
-    """
+    """A table; `indexes` are B-trees that the optimizer may use, `longest_key` is in bytes."""
 
     connection: Connection
     name: str
@@ -184,7 +167,6 @@ class EventTable:
         return self.columns[name].octets if name in self.columns else 0
 
     def repeated(self, key: Sequence[str]) -> str:
-        """"""
         if not {*key} <= {*self.columns}:
             return ""
         found = run(
@@ -201,7 +183,6 @@ class Versions:
     """Statistics of rows of the identity's columns and, last, the version.
 
     Attributes:
-        lowest: of each aggregate.
         with_several: aggregates with several versions.
         with_holes: of these, those with gaps.
         count_all_rows: versions number the rows of the table, not those of an aggregate.
@@ -228,12 +209,10 @@ class Versions:
 
 
 def plain(name: str) -> str:
-    """"""
     return name.lower().replace("_", "").replace("-", "")
 
 
 def rank(role: str, name: str) -> int:
-    """"""
     known, name = _NAMES["names"][role], plain(name)
     return len(known) - known.index(name) if name in known else 0
 
@@ -254,11 +233,7 @@ def is_view(name: str, where: str) -> StoreError:
 
 
 def read_table(config: Store, connection: Connection) -> EventTable:
-    """Read the configured table from the catalogue.
-
-    Raises:
-        StoreError: store.table_missing, store.privilege_missing
-    """
+    """Read the configured table from the catalogue."""
     where = f"{display_name(config)}, table {config.table}"
     this = f"table_schema = DATABASE() AND table_name = {literal(config.table)}"
     with mapped(where):

@@ -33,7 +33,6 @@ _UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}|1[0-9]{19}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DASHES = (21, 17, 13, 9)
-""""""
 NOTHING = "FALSE"
 
 
@@ -44,12 +43,9 @@ def literal(text: str) -> str:
 
 @dataclass(frozen=True)
 class IdPart:
-    """One column of the identity.
+    """One column of the identity; `name` is quoted, `charset` and `collation` may be ``binary``.
 
-    Args:
-        name: quoted.
-        kind: "bytes" are UTF-8; "uuid" is BINARY(16), read as text; "native_uuid" is MariaDB's.
-        charset, collation: ``binary`` if it has none.
+    `kind`: "bytes" are UTF-8; "uuid" is BINARY(16), read as text; "native_uuid" is MariaDB's.
     """
 
     name: str
@@ -64,7 +60,6 @@ class IdPart:
 
     @property
     def selected(self) -> str:
-        """"""
         if self.kind == "uuid":
             text = f"HEX({self.name})"
             for at in _DASHES:
@@ -77,7 +72,6 @@ class IdPart:
 
     @property
     def utf8(self) -> str:
-        """"""
         is_other = self.kind in {"text", "enum"} and self.charset not in _UTF8
         return f"CONVERT({self.name} USING utf8mb4)" if is_other else self.selected
 
@@ -107,8 +101,6 @@ class IdPart:
 
 @dataclass(frozen=True)
 class Identity:
-    """"""
-
     parts: tuple[IdPart, ...]
 
     @property
@@ -117,12 +109,10 @@ class Identity:
 
     @property
     def selected(self) -> str:
-        """"""
         return self.parts[0].selected if len(self.parts) == 1 else self.utf8
 
     @property
     def utf8(self) -> str:
-        """"""
         if len(self.parts) == 1:
             return self.parts[0].utf8
         # as bytes, since columns of two collations cannot be joined as text
@@ -138,7 +128,6 @@ class Identity:
         return len(self.parts) == 1 and self.parts[0].kind in {"text", "bytes"}
 
     def equals(self, key: str) -> str:
-        """"""
         values = [key] if len(self.parts) == 1 else split(key)
         if len(values) != len(self.parts):
             return NOTHING
@@ -147,7 +136,6 @@ class Identity:
 
 
 def joined(values: Sequence[str]) -> str:
-    """"""
     return "|".join(value.replace("%", "%25").replace("|", "%7C") for value in values)
 
 
@@ -163,7 +151,6 @@ _SECOND = 1_000_000
 _STEP = 6 * 86_400
 _LAST = 4_102_444_800  # 2100: later rules do not exist yet
 _NEVER = 1 << 62
-""""""
 
 Offsets = Callable[[Sequence[int]], "list[int | None]"]
 """Seconds east of UTC at some instants (seconds since 1970); None: unknown."""
@@ -187,16 +174,13 @@ class Zone:
 
     @cached_property
     def repeated(self) -> list[tuple[int, int]]:
-        """"""
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
         return [(at, old - new) for at, old, new in steps if new < old]
 
     def next_backward_change(self, instant: int) -> int:
-        """"""
         return next((at for at, _ in self.repeated if at >= instant), _NEVER)
 
     def backward_changes(self, after: int, upto: int) -> list[int]:
-        """"""
         return [at for at, _ in self.repeated if after < at <= upto]
 
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
@@ -224,7 +208,6 @@ class Zone:
         return np.clip(instants, after + 1, upto)
 
     def latest(self, local: int) -> int:
-        """"""
         starts, _, offsets = self._tables
         later = local - offsets[np.searchsorted(starts[1:], local, side="right")]
         return int(max(self.utc(np.array([local]))[0], later))
@@ -246,7 +229,6 @@ UTC = Zone("UTC", (), (0,))
 
 
 def fixed_zone(name: str) -> Zone | None:
-    """"""
     if name.upper() in {"UTC", "Z", "ETC/UTC"}:
         return Zone(name, (), (0,))
     match = re.fullmatch(r"([+-])(\d{1,2}):([0-5]\d)", name)
@@ -309,7 +291,6 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
 
 
 def zone_of(config: Store, connection: Connection) -> Zone:
-    """"""
     name = config.time_zone
     if name != "auto":
         return fixed_zone(name) or named_zone(name)

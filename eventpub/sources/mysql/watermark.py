@@ -50,9 +50,6 @@ class Watermark:
         max_wait: how long a transaction is waited for, and a stale answer holds the boundary, µs.
         unknown_for: how long, without information, something counts as open, µs.
         hidden_since: see `OpenTransactions`.
-
-    Attributes:
-        server: identity of the server that answered last.
     """
 
     def __init__(
@@ -82,8 +79,7 @@ class Watermark:
     @property
     def state(self) -> State:
         """What is known: "denied": no privilege; "stale": no fresh answer for `max_wait`, at least
-        3 s;
-        "held": one of them holds `upto` below the last poll; "open": none does.
+        3 s; "held": one of them holds `upto` below the last poll; "open": none does.
         """
         if self._denied:
             return "denied"
@@ -95,7 +91,6 @@ class Watermark:
 
     @property
     def upto(self) -> int | None:
-        """"""
         return None if self.state in {"denied", "stale"} else self._transactions.upto or 0
 
     @property
@@ -118,8 +113,7 @@ class Watermark:
     @property
     def hidden_since(self) -> int | None:
         """See `OpenTransactions`; without a fresh answer, since the last one, at most a day;
-        without the
-        privilege, the last known.
+        without the privilege, the last known.
         """
         state, transactions = self.state, self._transactions
         if state == "denied" and transactions.polled_at is None:
@@ -136,7 +130,6 @@ class Watermark:
 
     @property
     def has_open(self) -> bool:
-        """"""
         return self._transactions.has_open and not self._denied
 
     def take_ended(self) -> list[tuple[int, int]]:
@@ -144,7 +137,6 @@ class Watermark:
 
     @property
     def next_poll(self) -> float | None:
-        """"""
         wait = self._polled + self._pause - self._clock.monotonic()
         return wait if wait > 0 and not self._denied else None
 
@@ -196,7 +188,6 @@ class Watermark:
             run(connection, f"SET SESSION {setting}")
 
     def close(self) -> None:
-        """"""
         self._pool.close()
 
 
@@ -251,7 +242,6 @@ class Turns:
             run(connection, f"SELECT RELEASE_LOCK('{_LOCK}')")
 
     def pause(self, *, is_fresh: bool) -> float:
-        """"""
         now = self._clock.monotonic()
         if is_fresh:
             return REFRESH if now > self._until else _AFTER_OWN
