@@ -17,8 +17,6 @@ from eventpub.times import SYSTEM_CLOCK, Clock
 
 @dataclass(frozen=True)
 class Parts:
-    """The publisher's dependencies, which tests replace."""
-
     clients: Clients
     stores: type[EventStore] = EventStore
     watermark: type[Watermark] = Watermark

@@ -144,6 +144,7 @@ class StateDir:
         return listening
 
     def connect(self, timeout: float) -> socket.socket:
+        """A connection to the publisher; OSError: none runs, or it does not answer yet."""
         with self._socket() as (connection, address):
             connection.settimeout(timeout)
             connection.connect(address)
@@ -183,6 +184,7 @@ class StateDir:
                     file.unlink(missing_ok=True)
 
     def protect(self) -> bool:
+        """Remove other users' access; returns whether they had any."""
         files = [*self._files, self.spark_log, self.lock_file]
         folders = [self.index, self.spark_scratch, self.requests]
         inside = [path for folder in folders for path in folder.rglob("*")]
@@ -255,7 +257,6 @@ class StateDir:
             shutil.rmtree(aside, ignore_errors=True)
 
     def keep(self, request: Request) -> None:
-        """Leave a request for the next publisher."""
         self._make()
         with mapping(self.requests), suppress(FileExistsError):
             self.requests.mkdir(mode=0o700)
@@ -302,6 +303,7 @@ class StateDir:
 
 
 def _is_locked(handle: IO[str], how: int) -> bool:
+    """Try to lock a file; the lock is held until the file is closed."""
     try:
         fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -39,7 +39,6 @@ READER_GONE = 128 + signal.SIGPIPE
 
 
 Span: TypeAlias = str | tuple[str, str]
-"""Text, or text and its style."""
 
 
 class Line:
@@ -226,6 +225,7 @@ class _Output(io.FileIO):
 
 
 def take_streams() -> None:
+    """Replace stdout and stderr by `_Output`; closed ones are opened on /dev/null."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -250,6 +250,7 @@ def take_streams() -> None:
 
 
 def write_json(command: str, report: Report, output: IO[bytes]) -> None:
+    """Write the one object of an answer; signals must be held."""
     envelope = {
         "command": command,
         "ok": report.ok,
@@ -280,6 +281,7 @@ def only_stderr() -> Iterator[IO[bytes]]:
 
 
 def write_text(report: Report) -> None:
+    """Write the answer for people; signals must be held."""
     if report.exit_status > 128:  # a signal has ended the command
         stop(report.exit_status - 128, None)
     if report.parts:

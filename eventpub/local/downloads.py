@@ -165,7 +165,6 @@ def _proxy_options() -> list[str]:
 
 
 def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> None:
-    """Run a command that downloads, in `folder`."""
     answer = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,

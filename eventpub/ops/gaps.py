@@ -56,7 +56,6 @@ DONE = {"found", "nothing is missing", "skipped", "kept"}
 
 
 def find(config: Config, limit: int) -> Gaps:
-    """The longest holds and the latest skips."""
     state = StateDir(config.app.state_dir)
     unread: SinkError | None = None
     recorded: list[SkippedGap] = []

@@ -212,6 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a malformed request without echoing any of it."""
         self.close_connection = True
         status = {501: 405, 505: 400}.get(code, code)
         self._send(line("not a request that is answered here", status))

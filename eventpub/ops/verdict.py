@@ -16,7 +16,6 @@ NO_TIME = -(1 << 63)
 """µs in place of an unreadable time."""
 
 SHOWN = 20
-"""Differences of a kind that are listed individually."""
 
 KINDS = ("missing", "repeated", "out_of_order", "altered", "extra", "doubled", "held")
 """Kinds of findings. "held" is no difference: such events wait for a version that is not in the

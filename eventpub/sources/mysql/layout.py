@@ -168,7 +168,6 @@ def _number(table: EventTable, named: str | None) -> tuple[str | None, str | Non
 
 
 def roles_of(config: Store, table: EventTable) -> Roles:
-    """The configured column of each role."""
     if table.is_view:
         raise is_view(table.name.strip("`"), table.where)
     own = {name.lower(): name for name in table.columns}

@@ -103,7 +103,6 @@ def _where(config: Store) -> str:
 
 
 def missing(config: Store, connection: Connection) -> list[str]:
-    """The statements that create the event table, or add what it lacks."""
     try:
         table = read_table(config, connection)
     except StoreError as error:

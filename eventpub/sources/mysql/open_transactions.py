@@ -198,6 +198,7 @@ class OpenTransactions:
 
     @property
     def has_open(self) -> bool:
+        """Whether one is open, or was when the previous reader ended."""
         return bool(self._open) or (self.polled_at is None and self._hidden_since is not None)
 
     @property

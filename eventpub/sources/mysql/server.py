@@ -71,7 +71,6 @@ class Server:
         return self.read_only or (takes_some and not config.takes_all_writes)
 
     def require_primary(self, config: Store, *, retriable: bool = False) -> None:
-        """Refuse a replica, unless the configuration allows one."""
         if config.allow_replica or not self.is_replica(config):
             return
         is_one_of_several = self.cluster is not None and not self.read_only

@@ -233,7 +233,6 @@ def is_view(name: str, where: str) -> StoreError:
 
 
 def read_table(config: Store, connection: Connection) -> EventTable:
-    """Read the configured table from the catalogue."""
     where = f"{display_name(config)}, table {config.table}"
     this = f"table_schema = DATABASE() AND table_name = {literal(config.table)}"
     with mapped(where):

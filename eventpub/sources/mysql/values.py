@@ -109,6 +109,7 @@ class Identity:
 
     @property
     def selected(self) -> str:
+        """The expression for the key; NULL if any column is."""
         return self.parts[0].selected if len(self.parts) == 1 else self.utf8
 
     @property

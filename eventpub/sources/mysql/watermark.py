@@ -91,6 +91,7 @@ class Watermark:
 
     @property
     def upto(self) -> int | None:
+        """Everything created at or before is visible, µs; None: unknown."""
         return None if self.state in {"denied", "stale"} else self._transactions.upto or 0
 
     @property
