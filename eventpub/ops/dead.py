@@ -44,6 +44,7 @@ class Letter:
     """A record of `<topic>.dead`.
 
     Attributes:
+        aggregate_id, version: of the row; None: it has no usable one.
         payload_bytes: size of the row's payload; None: NULL.
         published: partition and offset where it was published since; None: not, or unknown.
         is_searched: the topic was searched to its end.

@@ -160,7 +160,9 @@ def act(  # noqa: PLR0913 (options, by keyword)
         timeout: seconds to wait for the publisher; then the request is withdrawn.
 
     Returns:
-        The outcome and the request, if one was made; "changed": more is missing than `versions`.
+        The outcome: "found", "skipped", "still missing", "nothing is held", "nothing is missing",
+        "changed" (more is missing than `versions`), "kept" for the next publisher, "not running",
+        or "no answer"; and the request, if one was made.
     """
     state = StateDir(config.app.state_dir)
     request = Request(secrets.token_hex(8), action, aggregate_id, *(versions or ()))
