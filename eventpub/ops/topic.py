@@ -102,7 +102,11 @@ class TopicReader:
         self.records = 0
 
     def spans(self) -> dict[Place, tuple[int, int]]:
-        """Start and end offset of each partition, once no transaction is open below the end."""
+        """Start and end offset of each partition, once no transaction is open below the end.
+
+        Raises:
+            SinkError: sink.hanging_transaction; others of `sink.check_topics`
+        """
         sink, clients = self._sink, self._clients
         counts = partition_counts(clients, _CALL_SECONDS)
         self.partitions = counts.get(sink.topic, 0)

@@ -124,7 +124,11 @@ _tls: dict[str, ssl.SSLContext] = {}
 
 
 def connect(config: Store) -> Connection:
-    """A connection with autocommit and the server's session defaults."""
+    """A connection with autocommit and the server's session defaults.
+
+    Raises:
+        StoreError: store.unreachable, store.auth_failed, store.database_missing, …
+    """
     arguments = connect_arguments(config)
     read_timeout = arguments["read_timeout"]
     # a server that never greets must be noticed as soon as one that refuses

@@ -143,7 +143,11 @@ def require_primary(config: Store, connection: Connection) -> str:
 
 
 def require_role(config: Store, connection: Connection, flags: list[object], identity: str) -> None:
-    """Refuse a server that must not be read; retriable, as the address may move."""
+    """Refuse a server that must not be read; retriable, as the address may move.
+
+    Raises:
+        StoreError: store.replica, store.multi_primary
+    """
     if config.allow_replica:
         return
     met = (display_name(config), identity)

@@ -233,6 +233,7 @@ def is_view(name: str, where: str) -> StoreError:
 
 
 def read_table(config: Store, connection: Connection) -> EventTable:
+    """Read the table from the catalogue; raises store.table_missing or store.privilege_missing."""
     where = f"{display_name(config)}, table {config.table}"
     this = f"table_schema = DATABASE() AND table_name = {literal(config.table)}"
     with mapped(where):
