@@ -1,8 +1,7 @@
 """eventpub publishes the event table of MySQL or MariaDB to Kafka: complete, exactly once, in order
 per aggregate.
 
-For programs that append events: `append`, `NewEvent`, `VersionConflict`. They are loaded when they
-are first used, so that ``import eventpub`` costs nothing.
+`append`, `NewEvent` and `VersionConflict` are imported lazily, so ``import eventpub`` is fast.
 """
 
 from __future__ import annotations

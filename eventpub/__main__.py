@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; Ctrl-C while that is still imported ends it without a traceback."""
+    """Run the command line; Ctrl-C during its import exits without a traceback."""
     try:
         from eventpub import cli
     except KeyboardInterrupt:

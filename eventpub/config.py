@@ -53,9 +53,11 @@ class Run(Section):
     engine: Literal["spark", "threads"] = "spark"
     """what publishes: 'spark' (Structured Streaming) or 'threads' (one process without Java)"""
     shards: form.Whole = Field(2, ge=1, le=1024)
-    """parts of the aggregates, published in parallel; at most the topic's partitions"""
+    """number of parts into which aggregates are split and published in parallel; at most
+    the topic's partitions"""
     trigger: form.Micros = Field(100_000, ge=10_000)
-    """shortest time between two polls of the database; longer: fewer, larger transactions"""
+    """shortest time between two polls of the database; a longer one makes fewer, larger
+    transactions"""
 
 
 class Columns(Section):
@@ -80,7 +82,8 @@ class Columns(Section):
 
 class Store(Section):
     url: form.StoreUrl
-    """mysql+pymysql://user@host:3306/database, special characters quoted (%40 for @)"""
+    """mysql+pymysql://user@host:3306/database, with special characters percent-encoded (%40
+    for @)"""
     password: form.Secret | None = None
     """the account's password; wins over one in store.url from the same source"""
     password_file: form.File = None
@@ -120,7 +123,8 @@ class Read(Section):
     page_rows: form.Whole = Field(50_000, ge=1, le=10_000_000)
     """most rows read at once"""
     watermark: Literal["auto", "off"] = "auto"
-    """auto: the boundary waits for open transactions, too, if the account sees them; off: never"""
+    """auto: the boundary waits for open transactions, too, if the account may see them
+    (PROCESS); off: never"""
     max_wait: form.Micros = 1_000_000
     """longest wait of the boundary for an open transaction; the recount finds later commits"""
 
@@ -270,7 +274,10 @@ def contradictions(config: Config) -> Iterator[ConfigError]:
     if is_asked != has_provider and not (is_asked and of_library):
         yield ConfigError(
             "config.contradiction",
-            "the mechanism OAUTHBEARER and a source of its tokens need each other",
+            "sasl.mechanism is OAUTHBEARER, and neither sink.token_provider nor"
+            " sasl.oauthbearer.method = oidc is set"
+            if is_asked
+            else "sink.token_provider is set, and sasl.mechanism is not OAUTHBEARER",
             where="sink.token_provider",
             suggestion='set "sasl.mechanism" = "OAUTHBEARER" in [sink.properties], and'
             " sink.token_provider or sasl.oauthbearer.method = oidc; or none of them",

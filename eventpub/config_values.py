@@ -170,21 +170,25 @@ _OURS = """
 PROTECTED_PROPERTIES = frozenset(_OURS.split())
 """Names that `[sink.properties]` and `[spark.properties]` may not set."""
 _ONLY = {
-    **dict.fromkeys(("enable.idempotence", "log.connection.close"), "true"),
-    **dict.fromkeys(("acks", "request.required.acks"), "all|-1"),
-    **dict.fromkeys(("max.in.flight", "max.in.flight.requests.per.connection"), "[1-5]"),
-    **dict.fromkeys(("retries", "message.send.max.retries"), "[^0].*|0.+"),
-    "spark.submit.deployMode": "client",
-    "spark.speculation": "false",
+    **dict.fromkeys(("enable.idempotence", "log.connection.close"), ("true", "true")),
+    **dict.fromkeys(("acks", "request.required.acks"), ("all|-1", "all or -1")),
+    **dict.fromkeys(
+        ("max.in.flight", "max.in.flight.requests.per.connection"), ("[1-5]", "1 to 5")
+    ),
+    **dict.fromkeys(("retries", "message.send.max.retries"), ("[^0].*|0.+", "above 0")),
+    "spark.submit.deployMode": ("client", "client"),
+    "spark.speculation": ("false", "false"),
 }
-"""By property the values that lose, repeat and reorder nothing, as a regular expression."""
+"""By property the values that it may have: a regular expression, and in words."""
 
 
 def refused_property(name: str, value: str, delivery: str) -> str | None:
     """Why a property of librdkafka or Spark would break what `sink.delivery` promises, or None."""
     if name in PROTECTED_PROPERTIES:
-        return "eventpub sets it itself, or by a key of its own"
-    only = _ONLY.get(name)
-    if not only or delivery == "at_most_once" or re.fullmatch(only, value.strip().lower()):
+        return "eventpub sets or does not use it; see [sink] and [spark] for keys that replace it"
+    pattern, words = _ONLY.get(name, (".*", ""))
+    if delivery == "at_most_once" or re.fullmatch(pattern, value.strip().lower(), re.DOTALL):
         return None
-    return f"only {only} loses, repeats and reorders nothing"
+    if name == "log.connection.close" and delivery != "exactly_once":
+        return None
+    return f"it must be {words}"

@@ -1,4 +1,4 @@
-"""Every error that eventpub raises on purpose.
+"""The errors that eventpub raises on purpose.
 
     EventpubError
     ├── ConfigError      wrong use or configuration               exit status 2
@@ -6,11 +6,9 @@
     ├── SinkError        the broker and its topics                exit status 3
     ├── StateError       the state directory: index, position     exit status 3
     ├── LocalError       servers that eventpub starts itself      exit status 3
-    └── VersionConflict  raised by `eventpub.append` alone
+    └── VersionConflict  raised only by `eventpub.append`
 
-An error carries data, not only text: a stable `code` (``package.what``), a message, `where`
-(configuration key, table, topic, file), a `suggestion` that fixes it, and whether the same call may
-succeed later (`retriable`). The errors of libraries are mapped to these at each package's edge.
+Each package maps the errors of the libraries that it uses to these.
 """
 
 from __future__ import annotations
@@ -30,9 +28,8 @@ class EventpubError(Exception):
     Args:
         code: stable name, ``package.what``, listed in docs/errors.md.
         message: one sentence, without secrets.
-        where: the configuration key, table, topic or file.
-        suggestion: the remedy; a statement or command where there is one.
-        retriable: True when waiting may help.
+        where: configuration key, table, topic or file.
+        retriable: the same call may succeed later.
     """
 
     exit_status: ClassVar[int] = 3
@@ -65,7 +62,6 @@ class EventpubError(Exception):
         return from_dict, (self.to_dict(),)
 
     def to_dict(self) -> dict[str, Any]:
-        """The error as a JSON-serializable object."""
         return {
             "type": type(self).__name__,
             "code": self.code,
@@ -76,34 +72,32 @@ class EventpubError(Exception):
         }
 
     def marked(self) -> str:
-        """One line that `find_marked` recognizes inside the text of a Spark exception."""
+        """One line that `find_marked` finds in the text of a Spark exception."""
         return f"{_MARK}{json.dumps(self.to_dict())}"
 
 
 class ConfigError(EventpubError):
-    """Wrong use or configuration."""
-
     exit_status = 2
 
 
 class StoreError(EventpubError):
-    """The store cannot be reached, refused us, or is not set up."""
+    """The store is unreachable, refused access, or is not set up."""
 
 
 class SinkError(EventpubError):
-    """The broker cannot be reached, refused us, or a topic is not what it must be."""
+    """The broker is unreachable or refused access, or a topic is not as required."""
 
 
 class StateError(EventpubError):
-    """The state directory (index, position) cannot be used, or a runner or Spark was lost."""
+    """The state directory (index, position) is unusable, or a runner or Spark was lost."""
 
 
 class LocalError(EventpubError):
-    """A server that eventpub starts on this machine could not be set up."""
+    """A server that eventpub runs on this machine could not be set up."""
 
 
 class VersionConflict(EventpubError):  # noqa: N818 (the name users hold on to)
-    """Another writer has already appended the expected version of the aggregate."""
+    """Another writer has already appended the expected version."""
 
     exit_status = 1
 
@@ -118,7 +112,7 @@ def from_dict(data: dict[str, Any]) -> EventpubError:
 
 
 def words_of(error: BaseException) -> str:
-    """The text of an exception; that of a JVM asks the JVM, which may have died."""
+    """The text of an exception; a JVM's exception asks the JVM, which may be dead."""
     try:
         return mask_url(str(error))
     except Exception:
@@ -126,7 +120,7 @@ def words_of(error: BaseException) -> str:
 
 
 def find_marked(text: str) -> EventpubError | None:
-    """The error that a Spark worker left in the text of its exception."""
+    """The error that a Spark worker put into the text of its exception."""
     at = text.find(_MARK)
     if at < 0:
         return None
@@ -142,9 +136,8 @@ class Check:
     """One finding of `eventpub doctor`.
 
     Args:
-        status: "warn": it works, but not well; "wrong": `run` would fail; "skipped": not checked.
-        suggestion: the remedy; a statement or command where there is one.
-        code: of the error that `run` would end with.
+        status: "warn": works, but not well; "wrong": `run` would fail; "skipped": not checked.
+        code: of the error with which `run` would fail.
     """
 
     name: str

@@ -1,19 +1,19 @@
-"""Named places where a test may stop a process for good, to kill it there.
+"""Named places where a test can stop a process in order to kill it.
 
-Off unless ``EVENTPUB_FAILPOINT=name:hit:file`` is in the environment: the `hit`-th time that a
-process passes `name`, it writes its process id to `file` and waits to be killed, or until there is
-a file of that name with ``.go`` added. Where `file` exists already, the failpoint is off, so that a
-restarted publisher passes. Of several, with commas between, each is on when those before were used.
+``EVENTPUB_FAILPOINT=name:hit:file``: the `hit`-th time a process passes `name`, it writes its
+process id to `file` and stops until it is killed or ``<file>.go`` exists. If `file` exists already,
+the failpoint is off, so a restarted publisher passes. Several, separated by commas, are used in
+order.
 
 | name | the process is |
 |---|---|
-| `during_fold` | in a shard that has read a part of its topics back |
+| `during_fold` | a shard that has read back a part of its topics |
 | `after_baseline` | where rows were counted as published that the topic has lost |
 | `before_begin`, `after_begin` | at a shard's transaction |
 | `during_produce`, `after_produce` | where half of a batch, all of it was given to the client |
 | `before_commit`, `after_commit` | where all of it was delivered, is visible |
-| `before_index`, `after_index` | at the index's write of what was published |
-| `before_report` | in a shard that has done something and not reported it |
+| `before_index`, `after_index` | at the index's write of published events |
+| `before_report` | in a shard with unreported work |
 | `before_remember`, `after_remember` | in the coordinator, at the write of the position |
 """
 
@@ -29,7 +29,6 @@ _hits: Counter[str] = Counter()
 
 
 def failpoint(name: str) -> None:
-    """Stop here, if this place is the one."""
     if _SPEC is None:
         return
     specs = (spec.split(":", 2) for spec in _SPEC.split(","))
@@ -42,7 +41,7 @@ def failpoint(name: str) -> None:
     partial = Path(f"{file}.{os.getpid()}")
     partial.write_text(str(os.getpid()))
     try:
-        os.link(partial, file)  # two shards may come here at the same moment: one of them stops
+        os.link(partial, file)  # two shards may arrive at once: only one of them stops
     except FileExistsError:
         return
     while not Path(f"{file}.go").exists():

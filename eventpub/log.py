@@ -1,7 +1,4 @@
-"""Log lines on stderr: text for people, JSON for machines; written by a thread of its own.
-
-Every line passes the masking of secrets.
-"""
+"""Log lines on stderr: text for people, JSON for machines; secrets are masked."""
 
 from __future__ import annotations
 
@@ -22,20 +19,16 @@ _QUIET = ("pyspark", "alembic", "urllib3")
 
 
 MOST_WAITING = 1 << 20
-"""Characters of waiting lines; what does not fit is dropped and counted."""
+"""Characters; further waiting lines are dropped and counted."""
 
 _WRITTEN_WITHIN = 1.0
-"""Seconds that the end of the process waits for the reader of stderr."""
+"""Seconds for which shutdown waits for the reader of stderr."""
 
 MOST_OF_TRACEBACK = 4_000
 
 
 class Lines(logging.Handler):
-    """Hands lines to a thread, so that logging never waits for the reader of stderr.
-
-    Attributes:
-        dropped: lines that were not written.
-    """
+    """Writes lines in a thread, so that logging never blocks on stderr; counts `dropped` ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +47,7 @@ class Lines(logging.Handler):
         self.write(line + "\n")
 
     def write(self, text: str) -> None:
-        """Have a text written; directly in a forked child, and after `close`."""
+        """Queue a text; in a forked child and after `close`, write it directly."""
         if not self._thread.is_alive():
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -69,7 +62,7 @@ class Lines(logging.Handler):
     def _run(self) -> None:
         while (text := self._queue.get()) is not None:
             with suppress(Exception):  # there is no reader left
-                sys.stderr.write(text)  # looked up each time: a live view puts lines above itself
+                sys.stderr.write(text)  # looked up each time: a live view replaces it
                 sys.stderr.flush()
             with self._count:
                 self._waiting -= len(text)
@@ -110,14 +103,13 @@ def is_json() -> bool:
 
 
 def end() -> bool:
-    """Write what waits, for a short time; whether all is written. If not, do not touch stderr."""
+    """Flush for up to a second. If it returns False, do not touch stderr: writing would block."""
     if _lines is not None:
         _lines.close()
     return _lines is None or _lines.is_written
 
 
 def write(text: str) -> None:
-    """Write a text for people to stderr, after the lines logged before it."""
     if _lines is not None:
         _lines.write(text)
         _lines.flush()
@@ -152,10 +144,9 @@ def configure(style: str, level: int = logging.INFO) -> None:
     """Send all log lines of this process to stderr.
 
     Args:
-        style: "text", "json", or "auto": text on a terminal, one JSON object a line otherwise.
-        level: the least severe that is written, of `logging`.
+        style: "text", "json", or "auto": text on a terminal, one JSON object per line otherwise.
     """
-    import structlog  # the command line's help does without
+    import structlog  # slow to import, and --help does not need it
 
     terminal = sys.stderr.isatty()
     text = style == "text" or (style == "auto" and terminal)
@@ -197,5 +188,5 @@ def configure(style: str, level: int = logging.INFO) -> None:
     root.filters[:] = [_without_py4j]
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # it prints the trace of an error that reaches us as an exception anyway
+    # it logs the traceback of errors that we get as exceptions anyway
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

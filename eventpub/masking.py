@@ -1,7 +1,6 @@
-"""Secrets stay inside: what was remembered here is shown as ``***`` by everything that prints.
+"""Masks secrets as ``***`` in everything that is printed.
 
-Whoever reads a secret remembers it before anything can fail; whoever writes text for people, logs
-or scripts passes it through `mask`.
+Code that reads a secret must `remember` it before anything can fail.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ MASK = "***"
 
 
 class FileSecret(str):
-    """A secret as it stood in a file when the configuration was read."""
-
     file: Path
 
     def __new__(cls, text: str, file: Path) -> FileSecret:
@@ -34,7 +31,7 @@ class FileSecret(str):
 
 
 def current(secret: str) -> str:
-    """A secret as it is now: its file may have been rotated."""
+    """The current value of a secret: its file may have been rotated."""
     if not isinstance(secret, FileSecret):
         return secret
     with suppress(OSError, UnicodeDecodeError):
@@ -51,10 +48,9 @@ _forms: tuple[re.Pattern[str] | None, list[str]] | None = None
 
 
 def remember(secret: str, *, passing: bool = False) -> None:
-    """From now on `mask` hides this text, also where it is quoted for a URL or escaped by repr.
+    """Have `mask` hide this text, also when quoted for a URL or escaped by repr.
 
-    Args:
-        passing: one of many, as tokens are; the last 32 are kept.
+    With `passing`, for short-lived secrets such as tokens, only the last 32 are kept.
     """
     global _forms  # noqa: PLW0603 - one process has one set of secrets
     with _lock:
@@ -68,10 +64,10 @@ def remember(secret: str, *, passing: bool = False) -> None:
 
 
 def mask(text: str) -> str:
-    """The text with every remembered secret hidden.
+    """Hide every remembered secret.
 
-    One that is also an ordinary word is hidden only where a secret stands (after "password" and the
-    like, or before a URL's host); elsewhere, hiding it would reveal it.
+    A secret that is also an ordinary word is hidden only where a secret is expected (after
+    "password" and the like, or before a URL's host); hiding it elsewhere would reveal it.
     """
     words, others = _as_written()
     for form in others:
@@ -83,7 +79,6 @@ _AN_ORDINARY_WORD = re.compile(r"[A-Za-z]?[a-z]{0,9}|[0-9]{1,6}|.{1,3}", re.DOTA
 
 
 def _as_written() -> tuple[re.Pattern[str] | None, list[str]]:
-    """The pattern of ordinary words, and all other forms, longest first."""
     global _forms  # noqa: PLW0603
     with _lock:
         if _forms is None:
@@ -109,12 +104,10 @@ _SIGNS = ("=", ":", ": ", " ", '="', "='", '": "', "': '")
 
 
 def mask_url(text: str) -> str:
-    """As `mask`, and with the passwords of URLs hidden, remembered or not."""
     return re.sub(r"(://[^\s:/@]*):[^\s\"']*@", rf"\1:{MASK}@", mask(text))
 
 
 def mask_all(value: Any) -> Any:
-    """`mask` for every text inside lists and mappings, but not for keys."""
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, Mapping):

@@ -17,14 +17,6 @@ from eventpub.times import SYSTEM_CLOCK, Clock
 
 @dataclass(frozen=True)
 class Parts:
-    """What a publisher uses of its surroundings.
-
-    Attributes:
-        storage: where indexes are.
-        failpoint: called with the name of each step.
-        sizes: of a transaction.
-    """
-
     clients: Clients
     stores: type[EventStore] = EventStore
     watermark: type[Watermark] = Watermark
@@ -36,5 +28,4 @@ class Parts:
 
 
 def real_parts(config: Config) -> Parts:
-    """The real ones for a configuration; nothing is connected yet."""
     return Parts(Clients(config.sink))

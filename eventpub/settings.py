@@ -184,7 +184,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
             f"{file} is not TOML: {error}",
             where=str(file),
             suggestion='put text in quotes, and names with dots, too: "compression.type" = "lz4";'
-            " of duplicates, keep one",
+            " if a key or section appears twice, remove one",
         ) from None
 
 
@@ -217,6 +217,7 @@ class _Table:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._values: dict[str, Any] = {}
+        self._secret_files: dict[str, tuple[str, Path]] = {}
         self.origins: dict[str, str] = {}
         self.problems: list[ConfigError] = []
 
@@ -225,13 +226,14 @@ class _Table:
         origins = {k: origin_of(name) for name in source for k, _ in _leaves({name: source[name]})}
         entries = dict(_leaves(source))
         if re.match(r"[^:]*://[^/?#]*:[^/?#]*@", str(entries.get("store.url", ""))):
-            self._values.pop("store.password", None)
-            self.origins.pop("store.password", None)
+            for found in self._values, self._secret_files, self.origins:
+                found.pop("store.password", None)
         for name, value in entries.items():
             origin, section = origins[name], _split(name)[0]
             if name in SECTIONS or name in MAPS:
                 no_value = f"{name} ({origin}) is a table, not a value"
-                write = f"write [{name}] on a line of its own, its keys below it; or a JSON object"
+                write = f"write [{name}] on a line of its own, its keys below it"
+                write += "; or a JSON object" * (name in MAPS)
                 self._refuse("config.invalid_value", no_value, name, fix=write)
             elif name not in KEYS and section not in MAPS:
                 unknown = f"there is no configuration key {name} ({origin})"
@@ -241,8 +243,9 @@ class _Table:
                     both = f"both {meant} and {name} are set"
                     self._refuse("config.contradiction", both, name, fix="keep one of the two")
                 else:
-                    self._read_secret(meant, name, Path(value))
+                    self._secret_files[meant] = name, Path(value)
             else:
+                self._secret_files.pop(name.removesuffix("_file"), None)
                 for secret in _secrets_in(name, value):
                     masking.remember(secret)
                 self._values[name], self.origins[name] = value, origin
@@ -266,6 +269,8 @@ class _Table:
         self.origins[meant] = f"file {file}"
 
     def validated(self) -> Config | None:
+        for meant, (key, file) in self._secret_files.items():
+            self._read_secret(meant, key, file)
         nested: dict[str, Any] = {s: {} for s in SECTIONS if "." not in s}
         for key, value in self._values.items():
             section, name = _split(key)
@@ -280,7 +285,8 @@ class _Table:
                 self._refuse_value(detail)
             return None
         for problem in contradictions(config):
-            problem.message += f" ({self.origins.get(str(problem.where), 'default')})"
+            if (origin := self.origins.get(str(problem.where))) is not None:
+                problem.message += f" ({origin})"
             self.problems.append(problem)
         return config
 
@@ -296,8 +302,14 @@ class _Table:
         else:
             value, origin = _quoted(key, self._values.get(key)), self.origins.get(key, "default")
             invalid = f"{key} = {value} ({origin}) is not valid"
-            wanted = f"it must be: {_wanted(detail, key)}"
-            self._refuse("config.invalid_value", invalid, key, fix=wanted)
+            self._refuse("config.invalid_value", invalid, key, fix=_wanted(detail, key))
+
+
+_FILES_OF_LIBRARY = {
+    f"sasl.oauthbearer.assertion.{name}"
+    for name in ("file", "jwt.template.file", "private.key.file")
+}
+"""Properties of librdkafka itself, which reads these files."""
 
 
 def _named_by_file(name: str, value: Any) -> str | None:
@@ -306,8 +318,8 @@ def _named_by_file(name: str, value: Any) -> str | None:
         return None
     section, prop = _split(name)
     if section == "sink.properties":
-        is_own = prop.startswith("sasl.oauthbearer.assertion.") and "pass" not in prop
-        return name.removesuffix(".file") if name.endswith(".file") and not is_own else None
+        is_secret = name.endswith(".file") and prop not in _FILES_OF_LIBRARY
+        return name.removesuffix(".file") if is_secret else None
     meant = name.removesuffix("_file")
     return meant if value and meant != name and meant in KEYS else None
 
@@ -321,8 +333,10 @@ def _meant(name: str, origin: str) -> str:
     found = [near for text in texts for near in get_close_matches(text, names, 1, 0.75)]
     if found:
         near = names[found[0]]
-        shown = f"[{near}]" if near in SECTIONS else KEYS[near].variable if is_variable else near
-        return f"did you mean {shown}?"
+        if near in KEYS:
+            return f"did you mean {KEYS[near].variable if is_variable else near}?"
+        if not is_variable:
+            return f"did you mean [{near}]?"
     if is_variable:
         return "unset it; names are EVENTPUB_<SECTION>__<KEY>, with two underscores between"
     beside = [key for key in KEYS if _split(key)[0] == _split(name)[0]]
@@ -332,14 +346,22 @@ def _meant(name: str, origin: str) -> str:
 def _wanted(detail: Mapping[str, Any], key: str) -> str:
     info, default = (KEYS.get(key) or KEYS[_split(key)[0]])[1:]
     kind, limits = detail["type"].partition("_")[0], detail.get("ctx", {})
-    if kind in {"int", "finite", "bool"}:
-        return "true or false" if kind == "bool" else "a whole number"
+    said = re.sub("^(Value error, |Input should be )", "", detail["msg"])
     if kind in {"greater", "less"}:
         [(name, limit)] = limits.items()
         shown = format_duration(limit) if isinstance(default, str) else limit
-        return f"at {'least' if name == 'ge' else 'most'} {shown}"
-    said = re.sub("^(Value error, |Input should be )", "", detail["msg"])
-    return (kind in {"literal", "value"} and said) or " ".join(str(info.description).split())
+        said = f"at {'least' if name == 'ge' else 'most'} {shown}"
+    elif kind in {"int", "finite"}:
+        said = "a whole number"
+    elif kind == "bool":
+        said = "true or false"
+    elif detail["type"] == "string_type":
+        said = "text, in quotes"
+    elif kind not in {"literal", "value"} or not said:
+        meaning = f"its meaning: {' '.join(str(info.description).split())}"
+        is_empty = detail["type"] in {"string_too_short", "path_type"}
+        return f"it must not be empty; {meaning}" if is_empty else meaning
+    return f"it must be: {said}"
 
 
 def _quoted(key: str, value: Any) -> str:
@@ -356,7 +378,8 @@ def _secrets_in(key: str, value: Any) -> list[str]:
     text = str(value)
     if _is_secret(key) and key != "store.url":
         return [text]
-    named = re.findall(r"""(?:-D|[?&])([^\s=&]+)=("[^"]*"|'[^']*'|[^\s&#]+)""", text)
+    named = re.findall(r"""-D([^\s=]+)=("[^"]*"|'[^']*'|\S+)""", text)
+    named += re.findall(r"[?&]([^\s=&#]+)=([^&#]*)", text)
     # of a URL up to the last @ of its first part, and of all: it may have special characters
     ends = (r"[^/]*", r".*") if key == "store.url" else ()
     named += [("password", p) for end in ends for p in re.findall(f"://[^:/@]*:({end})@", text)]

@@ -1,20 +1,20 @@
-"""The state directory: who may use it, where the reader is, where it started.
+"""The state directory: lock, position, and where the publisher started.
 
 eventpub.lock   held by the running publisher; has its process id; marks the folder as ours
 publisher.sock  where the running publisher answers commands (HTTP)
-start.json      whose state this is (application, topic, table), and where the publisher started,
-                resolved once; run.json and progress.json repeat it
-status.json     how the publisher stood, for `eventpub status` when none runs
-run.json        which run this is: a number that grows with every start
-progress.json   position and pending work, as the shards reported last
-requests/       what `eventpub gaps retry --later` and `skip --later` leave for the next publisher
-index/          one folder a shard, per number of shards
+start.json      owner of the state (application, topic, table) and the resolved start position;
+                run.json and progress.json repeat it
+status.json     the last status, for `eventpub status` when no publisher runs
+run.json        number of the run; grows with every start
+progress.json   position and pending work, as last reported by the shards
+requests/       requests of `eventpub gaps retry --later` and `skip --later` for the next publisher
+index/          one folder per shard, per number of shards
 spark/          Spark's scratch files
-spark.log       what Spark and its workers printed
+spark.log       output of Spark and its workers
 
-start.json, run.json, progress.json and requests are synced, and a start does without any of them
-all the same (see `publisher.prepare`). Only the publisher's user has access: ids are in it, and
-payloads as far as Spark writes any.
+start.json, run.json, progress.json and requests are synced, yet a start works without any of them
+(see `publisher.prepare`). Only the publisher's user has access: the files hold ids and, in spark/,
+possibly payloads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from eventpub.errors import StateError
 from eventpub.state_files import give_to_owner, mapping, replace_file
 
 _LOCK_TIMEOUT = 1.0
-"""Seconds: checking whether a publisher runs shares the lock for an instant."""
+"""Seconds. Checks for a running publisher share the lock for an instant."""
 
 LOCK = "eventpub.lock"
 
@@ -45,17 +45,13 @@ WITHOUT_FILES = (
     " takes the position from the indexes, or reads the table from the start if there are none,"
     " re-counts the events of the day before it, and forgets a pause"
 )
-"""What to do where files cannot be read."""
 
 _LEFT_OVER = 60.0
 """Seconds after which a temporary file counts as abandoned."""
 
 
 class StateDir:
-    """Paths and small files of one publisher's state.
-
-    `lock` and `keep` create the directory; reading it does not.
-    """
+    """Files of one publisher's state. Only `lock` and `keep` create the directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -85,9 +81,9 @@ class StateDir:
                 give_to_owner(self.lock_file)
 
     def require_ours(self) -> None:
-        """Raises `StateError` state.not_ours: the folder has files, and no publisher has made it.
+        """Raise state.not_ours if the folder has files but no publisher created it.
 
-        An empty volume may have `lost+found` and hidden files.
+        `lost+found` and hidden files, as in an empty volume, are ignored.
         """
         if self.lock_file.exists() or self.identities() or self.indexed():
             return
@@ -104,18 +100,16 @@ class StateDir:
             )
 
     def identities(self) -> list[dict[str, Any]]:
-        """Whose state it is, as each file says that can be read."""
         starts = [self.read(self.start_file)]
         starts += [(self.read(f) or {}).get("start") for f in (self.run_file, self.progress_file)]
         found = [start.get("of") for start in starts if isinstance(start, dict)]
         return [of for of in found if isinstance(of, dict)]
 
     def lock(self) -> None:
-        """Keep every other publisher on this machine out, until the process ends.
+        """Lock out other publishers on this machine until the process ends.
 
         Raises:
-            StateError: state.locked, with the other's process id; state.not_writable, the
-                directory cannot be made or written; state.not_ours; state.no_locks.
+            StateError: state.locked, state.not_writable, state.not_ours, state.no_locks
         """
         self._make()
         with mapping(self.lock_file):
@@ -127,7 +121,7 @@ class StateDir:
                     raise self._locked()
                 time.sleep(0.02)
             self._lock = handle
-            self.socket_file.unlink(missing_ok=True)  # of one that was killed
+            self.socket_file.unlink(missing_ok=True)  # left by a killed publisher
             handle.truncate(0)
             handle.write(json.dumps({"pid": os.getpid()}))
             handle.flush()
@@ -143,7 +137,6 @@ class StateDir:
         )
 
     def listen(self) -> socket.socket:
-        """The socket on which the publisher answers; OSError: the file system takes none."""
         with self._socket() as (listening, address):
             listening.bind(address)
             self.socket_file.chmod(0o600)
@@ -151,7 +144,7 @@ class StateDir:
         return listening
 
     def connect(self, timeout: float) -> socket.socket:
-        """A connection to the running publisher; OSError: none runs, or it does not answer yet."""
+        """A connection to the publisher; OSError: none runs, or it does not answer yet."""
         with self._socket() as (connection, address):
             connection.settimeout(timeout)
             connection.connect(address)
@@ -159,7 +152,7 @@ class StateDir:
 
     @contextmanager
     def _socket(self) -> Iterator[tuple[socket.socket, str]]:
-        """A socket, and our path in less than the 108 bytes that the kernel takes."""
+        """A socket and its path, below the kernel's limit of 108 bytes."""
         folder = os.open(self.root, os.O_RDONLY)
         made = socket.socket(socket.AF_UNIX)
         try:
@@ -172,7 +165,7 @@ class StateDir:
             os.close(folder)
 
     def beat(self) -> None:
-        """Note in the lock that the publisher's loop runs."""
+        """Record in the lock file that the publisher's loop is running."""
         with suppress(OSError):
             os.utime(self.lock_file)
 
@@ -182,7 +175,7 @@ class StateDir:
         return 0.0
 
     def clear(self) -> None:
-        """Delete what a former run has left; the lock must be held."""
+        """Delete leftovers of an earlier run; needs the lock."""
         shutil.rmtree(self.spark_scratch, ignore_errors=True)
         left = [*self.root.glob("*.json.*.new"), *self.requests.glob("*.new")]
         with suppress(OSError):
@@ -191,13 +184,13 @@ class StateDir:
                     file.unlink(missing_ok=True)
 
     def protect(self) -> bool:
-        """Take other users' access away; whether there was any."""
+        """Remove other users' access; returns whether they had any."""
         files = [*self._files, self.spark_log, self.lock_file]
         folders = [self.index, self.spark_scratch, self.requests]
         inside = [path for folder in folders for path in folder.rglob("*")]
         found = False
         for path in [self.root, *files, *folders, *inside]:
-            with suppress(OSError):  # gone, or another user's: a volume's mount point
+            with suppress(OSError):  # gone, or another user's, as a volume's mount point
                 mode = path.stat(follow_symlinks=False).st_mode
                 if mode & 0o077 and not path.is_symlink():
                     path.chmod(mode & 0o700)
@@ -210,11 +203,7 @@ class StateDir:
             self._lock = None
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """The object in one of the files; None where there is none, or what is left of one.
-
-        Raises:
-            StateError: state.not_readable
-        """
+        """The object in a file; None if it is missing or damaged."""
         try:
             data = json.loads(path.read_text())
         except (FileNotFoundError, ValueError, RecursionError):
@@ -229,15 +218,10 @@ class StateDir:
         return data if isinstance(data, dict) else None
 
     def damaged(self) -> list[Path]:
-        """The files that are there, and of which nothing can be read any more."""
         return [file for file in self._files if file.exists() and self.read(file) is None]
 
     def read_progress(self) -> dict[str, Any] | None:
-        """What progress.json says; None: there is none.
-
-        Raises:
-            StateError: state.file_damaged
-        """
+        """The content of progress.json, or None; raises state.file_damaged."""
         found = self.read(self.progress_file)
         if found is None and self.progress_file.exists():
             raise StateError(
@@ -249,15 +233,10 @@ class StateDir:
         return found
 
     def was_used(self) -> bool:
-        """Whether a publisher has run here, as far as files say."""
         return bool(self.indexed()) or any(file.exists() for file in self._files)
 
     def write(self, path: Path, data: dict[str, Any], *, lasting: bool = False) -> None:
-        """Replace one of the files, whole or not at all.
-
-        Args:
-            lasting: on the disk when this returns.
-        """
+        """Replace a file atomically; `lasting`: it is synced to the disk on return."""
         with mapping(path):
             replace_file(path, json.dumps(data), lasting=lasting)
 
@@ -265,7 +244,7 @@ class StateDir:
         shutil.rmtree(self.index / f"{shards}-shards", ignore_errors=True)
 
     def set_aside(self, shards: int, partitions: int) -> None:
-        """Keep the indexes of a former number of partitions, for the new ones to read."""
+        """Keep the indexes of an earlier number of partitions as input for the new ones."""
         source, aside = self.index / f"{shards}-shards", self.index / f"former-{partitions}"
         if source.exists() and not aside.exists():
             source.rename(aside)
@@ -278,11 +257,6 @@ class StateDir:
             shutil.rmtree(aside, ignore_errors=True)
 
     def keep(self, request: Request) -> None:
-        """Leave a request for the next publisher.
-
-        Raises:
-            StateError: state.not_writable
-        """
         self._make()
         with mapping(self.requests), suppress(FileExistsError):
             self.requests.mkdir(mode=0o700)
@@ -290,16 +264,16 @@ class StateDir:
         self.write(self.requests / f"{request.id}.json", asdict(request), lasting=True)
 
     def kept(self) -> list[Request]:
-        """The requests that are not answered, oldest first; other files are ignored."""
+        """Unanswered requests, oldest first; other files are ignored."""
         try:
             files = sorted(self.requests.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
-        except FileNotFoundError:  # answered at this moment
+        except FileNotFoundError:  # answered meanwhile
             return []
         found = (_request(self.read(file), file) for file in files if file.is_file())
         return [request for request in found if request is not None]
 
     def withdraw(self, request: Request) -> bool:
-        """Remove a request; False: it was answered before."""
+        """Remove a request; False if it was already answered."""
         file = self.requests / f"{request.id}.json"
         with mapping(file), suppress(FileNotFoundError):
             file.unlink()
@@ -307,7 +281,6 @@ class StateDir:
         return False
 
     def is_running(self) -> bool:
-        """Whether a publisher has this directory."""
         with mapping(self.root), suppress(FileNotFoundError), self.lock_file.open() as handle:
             return not _is_locked(handle, fcntl.LOCK_SH)
         return False
@@ -317,7 +290,7 @@ class StateDir:
         return sorted(int(number) for number in found if number.isdigit())
 
     def index_of(self, progress: Mapping[str, Any], number: int, shards: int) -> Path:
-        """The folder of a shard's index, by the engine that has written the progress."""
+        """The folder of a shard's index, for the engine that wrote the progress."""
         if progress.get("engine") == "spark":
             return self.query_index(str(progress.get("query")), number)
         return self.shard_index(shards, number)
@@ -330,7 +303,7 @@ class StateDir:
 
 
 def _is_locked(handle: IO[str], how: int) -> bool:
-    """Whether the lock of a file could be had; it is held until the file is closed."""
+    """Try to lock a file; the lock is held until the file is closed."""
     try:
         fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:

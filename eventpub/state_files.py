@@ -1,4 +1,4 @@
-"""Writing small files durably; errors of a file system with codes."""
+"""Durable writes of small files; file system errors as `StateError`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from eventpub.errors import StateError
 
 
 def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
-    """Replace a file atomically, also where another process replaces it at the same time.
-
-    Args:
-        lasting: on the disk when this returns.
-
-    Raises:
-        OSError: it is as it was before.
-    """
+    """Replace a file atomically, or raise OSError and leave it as it was; `lasting`: synced."""
     handle, partial = tempfile.mkstemp(".new", f"{path.name}.", path.parent)
     try:
         give_to_owner(Path(partial))
@@ -38,14 +31,14 @@ def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
     if lasting:
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            with suppress(OSError):  # a file system that has no such thing
+            with suppress(OSError):  # the file system cannot sync folders
                 os.fsync(folder)
         finally:
             os.close(folder)
 
 
 def give_to_owner(path: Path) -> None:
-    """Give a file that root has made to the owner of its folder, the publisher's user."""
+    """Give a file created by root to the owner of its folder, the publisher's user."""
     if os.geteuid() == 0:
         of = path.parent.stat()
         with suppress(OSError):  # a file system without owners
@@ -54,7 +47,7 @@ def give_to_owner(path: Path) -> None:
 
 @contextmanager
 def mapping(path: Path) -> Iterator[None]:
-    """Raises errors of files as state.disk_full, state.no_locks or state.not_writable."""
+    """Raise OSError as state.disk_full, state.no_locks or state.not_writable."""
     try:
         yield
     except OSError as error:
@@ -98,7 +91,7 @@ def _mapped(error: OSError, path: Path) -> StateError:
 
 
 def _owner(path: Path) -> str | None:
-    """The name of the other user whose file this is; None: it is not there, or is this one's."""
+    """The name of the user who owns the file; None: it is missing, or this user's."""
     for place in (path, *path.parents):
         try:
             uid = place.stat().st_uid

@@ -11,19 +11,14 @@ from eventpub.masking import mask
 CONTROLS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb]"
 )
-"""Characters that move the cursor, colour, ring, or change the order in which others are shown.
-
-Not among them: new lines and tabs, of which longer texts are made.
-"""
+"""Characters that move the cursor, colour, ring or reorder text; not newlines and tabs."""
 
 
 def can_redraw() -> bool:
-    """Whether stderr is a terminal that can be redrawn."""
     return sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
 
 
 def printable(text: str) -> str:
-    r"""Text with each control character escaped: ``\x1b``, ``\u202e``."""
     return CONTROLS.sub(lambda found: escaped(found[0]), text)
 
 
@@ -32,12 +27,11 @@ def escaped(character: str) -> str:
 
 
 def for_people(text: str) -> str:
-    """Text with secrets masked and control characters escaped."""
     return printable(mask(text))
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """``1 event``, ``2 events``, ``1,000 events``; `many` is by default `one` with an "s"."""
+    """``1 event``, ``2 events``, ``1,000 events``; the default of `many` is `one` with an "s"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 

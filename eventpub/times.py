@@ -1,6 +1,6 @@
-"""Durations and times as text; the machine's clock; waiting for a service that is away.
+"""Durations and times as text; the clock; retries with backoff.
 
-Durations are whole microseconds, times are microseconds since 1970, UTC.
+Durations are whole microseconds; times are microseconds since 1970, UTC.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST = 365 * _UNITS["d"]
 def parse_duration(value: Any) -> int:
     """Microseconds of a duration such as ``"250ms"``, ``"1.5s"``, ``"5m"`` or ``"7d"``.
 
-    A bare zero needs no unit; any other bare number is refused, since its unit would be a guess.
+    A bare number other than zero is refused, since its unit would be a guess.
     """
     text = str(value).strip()
     if text in {"0", "0.0"}:
@@ -60,17 +60,13 @@ _FIRST, _LAST = (
 
 
 def parse_time(value: Any) -> int:
-    """UTC microseconds since 1970 of an RFC 3339 time; the zone is required.
-
-    Raises:
-        ValueError: it is no such time.
-    """
+    """Microseconds since 1970, UTC, of an RFC 3339 time with its zone, or ValueError."""
     text = value.isoformat() if isinstance(value, datetime) else str(value).strip()
     form = "an RFC 3339 time with its zone, such as 2026-01-31T09:30:00Z"
     if not _RFC_3339.fullmatch(text):
         raise ValueError(form)
     try:
-        # in UTC it must be a time of the years 1 to 9999, too
+        # in UTC, too, it must be within the years 1 to 9999
         parsed = datetime.fromisoformat(text.upper()).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError(form) from None
@@ -78,17 +74,17 @@ def parse_time(value: Any) -> int:
 
 
 def format_time(micros: int) -> str:
-    """RFC 3339, UTC, six decimals: ``2026-01-31T09:30:00.000000Z``; at most the years 1 to 9999."""
+    """RFC 3339, UTC, six decimals: ``2026-01-31T09:30:00.000000Z``; clamped to years 1 to 9999."""
     since = min(max(micros, _FIRST), _LAST)
     text = (_EPOCH + timedelta(microseconds=since)).isoformat(timespec="microseconds")
     return text.replace("+00:00", "Z")
 
 
 class Clock(Protocol):
-    """The machine's time; the module `time` is one."""
+    """A source of time; the module `time` is one."""
 
     def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Seconds since an arbitrary moment; never goes back."""
 
     def time(self) -> float:
         """Seconds since 1970, UTC."""
@@ -100,16 +96,12 @@ SYSTEM_CLOCK: Clock = time
 
 
 OUTAGE = 600.0
-"""Seconds for which an outage of the database or the broker is waited for."""
+"""Seconds for which to retry while the database or the broker is unavailable."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-"""Seconds before a retry; twice as many each time."""
 _SAID_EVERY = 60.0
-"""Seconds between two lines about one piece of work."""
 
 
 class Patience:
-    """Pauses between the attempts of one piece of work; the log calls it `what`."""
-
     def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._what, self._clock = what, clock
         self._pause = _FIRST_PAUSE
@@ -117,7 +109,7 @@ class Patience:
         self._said_at = float("-inf")
 
     def wait(self, error: EventpubError) -> None:
-        """Wait until the next attempt, or raise `error`, that of the last one, after `OUTAGE`."""
+        """Sleep until the next attempt; raise `error`, the last failure, after `OUTAGE`."""
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
         left = self._since + OUTAGE - now

@@ -1,9 +1,9 @@
-"""The user's own function that gives Kafka's clients their OAUTHBEARER tokens.
+"""The user's own function that returns OAUTHBEARER tokens for Kafka's clients.
 
-Named by `sink.token_provider` as ``package.module:function``. It is called with the text of the
-property `sasl.oauthbearer.config` ("" where there is none), by several threads and in every process
-of the publisher, and returns ``(token, expires)``, in seconds since 1970, UTC; optionally followed
-by the principal and a mapping of SASL extensions.
+`sink.token_provider` names it as ``package.module:function``. It is called with the property
+`sasl.oauthbearer.config` ("" if unset), by several threads and in every process of the publisher,
+and returns ``(token, expires)``, in seconds since 1970, UTC, optionally followed by the principal
+and a mapping of SASL extensions.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from eventpub.errors import ConfigError, SinkError
 
 
 class TokenProvider:
-    """Calls the function for one client.
-
-    Attributes:
-        failure: what its last call raised; None after one that returned a token.
+    """Calls the function for one client; `failure` is the error of the last call, or None.
 
     Raises:
-        ConfigError: `config.token_provider`: there is no such function.
-        SinkError: `sink.token_failed`: it has raised; a client would wait for 10 s.
+        ConfigError: config.token_provider: there is no such function.
+        SinkError: sink.token_failed: the first call raised; a client would wait for 10 s.
     """
 
     def __init__(self, name: str, properties: str) -> None:
@@ -37,7 +34,7 @@ class TokenProvider:
             raise token_failed(self.failure or str(error)) from error
 
     def __call__(self, properties: str) -> tuple[Any, ...]:
-        """A token and when it expires, as confluent-kafka's `oauth_cb` wants them."""
+        """A token and its expiry, as confluent-kafka's `oauth_cb` expects."""
         first, self._first = self._first, None
         return first or self._call(properties)
 
@@ -78,17 +75,13 @@ def provider_failed(how: str) -> SinkError:
 
 
 def find_function(name: str) -> Callable[[str], Any]:
-    """The function of this name; its module is imported.
-
-    Raises:
-        ConfigError: config.token_provider
-    """
+    """Import the module and return its function; raises config.token_provider."""
     module, _, function = name.partition(":")
     try:
         found: Callable[[str], Any] = getattr(importlib.import_module(module), function)
         if not callable(found):
             raise TypeError("it is not a function")
-    except Exception as error:  # whatever the module raises while it is imported
+    except Exception as error:  # an import may raise anything
         raise ConfigError(
             "config.token_provider",
             f"there is no {name}: {type(error).__name__}: {masking.mask_url(str(error))}",

@@ -1,4 +1,4 @@
-"""Which events may go out now. Pure: no I/O, no clock; time and rows are arguments."""
+"""Decides which events may be published now. Pure: no I/O; time and rows are arguments."""
 
 from eventpub.admission.batch import CONFLICT, Counts, Decision, Rules
 from eventpub.admission.bulk import unknown

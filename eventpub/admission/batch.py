@@ -1,4 +1,4 @@
-"""A batch: the rules by which it is decided, what is decided so far, and the decision."""
+"""A batch: its rules, its state while it is decided, and the decision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from eventpub.admission.model import NO_TIME, Hold, Known, Rewritten, Seen, SkippedGap, Versions
 
 CONFLICT = "admission.version_conflict"
-"""Begins the reason of a row whose version was published as another event."""
+"""Prefix of the reason of a row whose version was published as another event."""
 
 _SECOND_ROW = f"{CONFLICT}: %s, and this row has another event type, payload or metadata"
 _BEFORE = "another event of this version was published before"
@@ -22,20 +22,15 @@ NEVER_SEEN = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class Rules:
-    """The configuration that admission depends on; durations in microseconds.
+    """The configuration that admission depends on. Durations in microseconds.
 
     Attributes:
-        first_version: the version that an aggregate starts with, 0 or 1.
-        max_backoff: attempts before a gap is skipped.
-        backoff_base: wait before the first attempt; it doubles with each.
-        late: what happens to an event of a skipped gap.
-        backtrack: False admits whatever is above the last version: loses events, for measuring.
-        contents_of: of each of some rows what tells it from another of its version; None: the event
-            table itself refuses a second row of one version.
-        times_last: whether a row keeps its `create_time`: then one of a published version with
-            another time is another event.
-        repeated: where local times are lived twice: from which instant on, and by how much the
-            clocks went back there, µs.
+        max_backoff: failed lookups before a gap is skipped.
+        backoff_base: wait before the first lookup; doubles after each.
+        backtrack: False publishes any version above the last and loses events; for benchmarks.
+        contents_of: hashes rows, to compare rows of one version; None: the table's key is unique.
+        times_last: rows keep their `create_time`, so another time means another event.
+        repeated: ambiguous local hours: when the clocks went back, and by how much, µs.
     """
 
     first_version: int = 1
@@ -48,10 +43,7 @@ class Rules:
     repeated: tuple[tuple[int, int], ...] = ()
 
     def steady(self, created: np.ndarray) -> np.ndarray:
-        """Times that do not depend on the window in which a row was read.
-
-        A local time that is lived twice is read as the first or the second: here as the first.
-        """
+        """Map ambiguous local hours to their first pass: which is read depends on the window."""
         if self.repeated and len(created):
             low, high = created.min(), created.max()
             for change, back in self.repeated:
@@ -61,18 +53,17 @@ class Rules:
         return created
 
     def next_attempt(self, now: int, attempts: int) -> int:
-        """When a gap is looked up again after so many failed attempts."""
         return now + (self.backoff_base << attempts)
 
     @property
     def longest_hold(self) -> int:
-        """From the first sight of a gap to its skip."""
+        """Time from the first sight of a gap to its skip, µs."""
         return self.backoff_base * ((1 << self.max_backoff) - 1)
 
 
 @dataclass
 class Counts:
-    """What happened to the rows of a batch; each row counts once in one of the first group."""
+    """Counts of one batch; each row counts once in one of the first group."""
 
     rows: int = 0
     admitted: int = 0
@@ -89,7 +80,7 @@ class Counts:
     gaps_vanished: int = 0
     conflicts: int = 0
     without_identity: int = 0
-    """Rows that are no event, and of no aggregate: passed over when they were read."""
+    """Rows without aggregate id or version, skipped on reading."""
 
     def add(self, other: Counts) -> None:
         for name in self.__dataclass_fields__:
@@ -98,20 +89,16 @@ class Counts:
 
 @dataclass
 class Decision:
-    """What is published, and what is remembered once it is.
+    """What to publish, and what to record once it is published.
 
     Attributes:
-        events: the admitted events in the order of publishing.
-        late: which of `events` belong to a gap that was skipped before; None: none does.
-        diverted: late events for the topic of late events, where the configuration says so.
-        gaps: gaps that are given up with this batch.
-        last: new last version per aggregate.
-        times: per aggregate of `last`, when its rows were created; see `Known`.
-        holds: holds that were opened or changed; None: closed.
-        skipped: new skipped ranges per aggregate.
-        rewritten: per aggregate what is known after it of rewritten versions.
-        refused: rows that are no event, for the topic of dead letters, with the reason of each.
-        counts: for metrics.
+        events: in publishing order.
+        late: mask of `events` that belong to a gap skipped earlier; None: none do.
+        diverted: late events for the late topic, if so configured.
+        times: packed `Seen` per aggregate of `last`.
+        holds: opened or changed holds; None: closed.
+        skipped, rewritten: the new state of aggregates where it changed.
+        refused: rows for the dead-letter topic, with a reason each.
     """
 
     events: pa.Table
@@ -128,19 +115,12 @@ class Decision:
 
     @property
     def publishes(self) -> bool:
-        """Whether the topics change at all."""
+        """Whether anything is written to the topics."""
         return bool(self.events.num_rows or self.gaps or self.refused or self.diverted is not None)
 
 
 class Columns(NamedTuple):
-    """Some rows, column by column.
-
-    Attributes:
-        ids: of the aggregates.
-        code: of each row, which of them it is of.
-        version, created: of each row.
-        steady: when it was created, whatever window it was read in; see `Rules.steady`.
-    """
+    """Key columns of rows: `code` indexes `ids`; `steady` is `created` after `Rules.steady`."""
 
     ids: list[str]
     code: np.ndarray
@@ -150,7 +130,6 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table | pa.RecordBatch, rules: Rules) -> Columns:
-        """From rows of `EVENTS`, or from their keys and times."""
         column = rows.column("aggregate_id")
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
@@ -161,21 +140,12 @@ class Columns(NamedTuple):
         return cls(ids, code, rows.column("version").to_numpy(), created, rules.steady(created))
 
     def at(self, row: int) -> tuple[str, int, int]:
-        """Aggregate, version and steady time of one row."""
         return self.ids[int(self.code[row])], int(self.version[row]), int(self.steady[row])
 
 
 @dataclass
 class Batch:
-    """A batch while it is decided.
-
-    Attributes:
-        rows, known, rules, now, open_since, skip_now: as of `Plan`.
-        decision: what is decided so far; its rows are added at the end.
-        refused: rows that are no event, with the reason of each.
-        late: rows of versions that were skipped.
-        admitted: rows that are published, and by what they are ordered across aggregates.
-    """
+    """A batch while it is decided; `refused`: rows and reasons, `admitted`: rows and sort keys."""
 
     rows: pa.Table
     known: Known
@@ -190,28 +160,23 @@ class Batch:
 
     @property
     def unknown_time(self) -> int:
-        """What `Known.times` would say of an aggregate of which it says nothing."""
+        """Packed `Seen` of an aggregate missing from `Known.times`."""
         since = self.known.times_since
         return NO_TIME if since is None else since << 1
 
     def seen(self, aggregate_id: str) -> Seen:
-        """When the rows of an aggregate were created, with what is decided so far."""
+        """`Seen` of an aggregate, including what this batch has decided."""
         known = self.known.times.get(aggregate_id, self.unknown_time)
         return Seen.unpacked(self.decision.times.get(aggregate_id, known))
 
     def contents(self, row: int) -> list[bytes]:
-        """What tells one of the rows from others of its version; none where that is not asked."""
+        """Content hash of one row; empty if the table's key is unique."""
         of = self.rules.contents_of
         return [] if of is None else of(self.rows.slice(row, 1))
 
     def refuse_second(self, rows: pa.Table, row: int, contents: set[bytes]) -> bool:
-        """Refuse a row of a version of which others were decided, unless it is one of these.
-
-        Args:
-            rows: the batch's, and those that were fetched.
-            row: which of them.
-            contents: of the others; with this one afterwards.
-        """
+        """Refuse a row unless its hash is in `contents`, to which it is added; whether it was
+        refused."""
         assert self.rules.contents_of is not None
         [content] = self.rules.contents_of(rows.slice(row, 1))
         if content in contents:
@@ -226,5 +191,5 @@ class Batch:
         return True
 
     def raise_time(self, aggregate_id: str, created: int) -> None:
-        """Note a row that is decided and leaves the last version as it is."""
+        """Record the time of a decided row that leaves the last version unchanged."""
         self.decision.times[aggregate_id] = self.seen(aggregate_id).raised(created).packed()

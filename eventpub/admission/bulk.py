@@ -1,8 +1,4 @@
-"""What is decided of many rows at once, by NumPy: which are published already, contiguous, other
-events than those that were published, or not decided yet.
-
-The common case is that each aggregate is contiguous and nothing is repeated.
-"""
+"""Decides many rows with NumPy: duplicates, contiguous versions, conflicts, undecided rows."""
 
 from __future__ import annotations
 
@@ -27,15 +23,11 @@ from eventpub.config import format_time
 
 
 class Contiguous:
-    """Drops what is published, admits what follows on it, and leaves the other aggregates.
-
-    Args:
-        batch: with at least one row.
+    """Drops duplicates, admits contiguous versions, and sets the other aggregates apart.
 
     Attributes:
-        columns: of the batch's rows.
-        apart: rows of the aggregates that must be walked one by one, by aggregate and version.
-        second: where the table allows them, rows of versions that another row of `apart` has.
+        apart: rows of aggregates to be walked one by one, by aggregate and version.
+        second: rows whose version another row of `apart` has; empty if the table's key is unique.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -83,7 +75,6 @@ class Contiguous:
         self.apart = order[~plain]
 
     def _last_and_apart(self) -> tuple[np.ndarray, np.ndarray]:
-        """Per aggregate: its last version, and whether it must be walked whatever its rows."""
         known, rules = self._batch.known, self._batch.rules
         ids, code, _, created, _ = self.columns
         last = numbers_of(ids, known.last, NEVER_SEEN)
@@ -98,7 +89,7 @@ class Contiguous:
         return last, apart
 
     def _newest(self, names: list[str], created: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """When the rows of some aggregates were created, by aggregate and version, packed."""
+        """Packed `Seen` per aggregate, including these rows."""
         batch, known = self._batch, self._batch.known.times
         if batch.decision.times:
             known = {**known, **batch.decision.times}
@@ -109,7 +100,7 @@ class Contiguous:
         return packed
 
     def _refuse_below(self, order: np.ndarray) -> None:
-        """Rows whose version lies below the first: each is refused once, unless it is baseline."""
+        """Refuse rows below the first version, each once; baseline rows are only counted."""
         ids, code, version, created, _ = self.columns
         known = self._batch.known
         baseline = known.baseline
@@ -134,10 +125,7 @@ class Contiguous:
             )
 
     def _drop_known(self, order: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Drop what is published already and what is in the batch twice.
-
-        Find late events, and other events of versions that were published.
-        """
+        """Drop duplicates; find late events, and conflicts with published versions."""
         batch = self._batch
         ids, code, version, created, steady = self.columns
         c, v = code[order], version[order]
@@ -180,7 +168,7 @@ def _running_maximum(times: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def refuse_conflicts(batch: Batch, columns: Columns, rows: np.ndarray, last: np.ndarray) -> None:
-    """Refuse rows of versions up to the last that are not those which were published."""
+    """Refuse rows of published versions whose times show that they are other events."""
     ids, code, version, created, steady = columns
     known = batch.known
     some = Columns(ids, code[rows], version[rows], created[rows], steady[rows])
@@ -199,7 +187,7 @@ def refuse_conflicts(batch: Batch, columns: Columns, rows: np.ndarray, last: np.
         else:
             batch.decision.rewritten.setdefault(aggregate_id, rewritten)
         seen = batch.seen(aggregate_id)
-        # of the last version, the next time both are duplicates: nothing tells which it is
+        # two rows of the last version: clear the flag, so that a replay takes both for duplicates
         is_of_last = seen.is_of_last and number != of_last and at <= seen.newest
         batch.decision.times[aggregate_id] = Seen(max(at, seen.newest), is_of_last).packed()
         is_of_it = before.is_of_last and number == of_last
@@ -217,14 +205,7 @@ def refuse_conflicts(batch: Batch, columns: Columns, rows: np.ndarray, last: np.
 
 
 def refuse_second_rows(batch: Batch, columns: Columns, rows: np.ndarray) -> set[int]:
-    """Refuse rows of versions up to the last whose contents are not those that were decided.
-
-    Args:
-        rows: in the order of their versions.
-
-    Returns:
-        Those that were compared: of the others' versions no contents are known.
-    """
+    """Refuse rows, sorted by version, with other contents; returns those with known contents."""
     compared: set[int] = set()
     late, baseline = set(batch.late), batch.known.baseline
     contents: dict[tuple[str, int], set[bytes]] = {}
@@ -241,7 +222,7 @@ def refuse_second_rows(batch: Batch, columns: Columns, rows: np.ndarray) -> set[
 
 
 def note_decided(batch: Batch, columns: Columns, rows: Iterable[int]) -> None:
-    """Rows of versions up to the last that are not dropped: a replay of them is."""
+    """Record decided rows of rewritten versions, so that a replay of them is dropped."""
     for row in rows:
         aggregate_id, number, at = columns.at(row)
         of = batch.decision.rewritten.get(aggregate_id) or batch.known.rewritten.get(aggregate_id)
@@ -250,15 +231,7 @@ def note_decided(batch: Batch, columns: Columns, rows: Iterable[int]) -> None:
 
 
 def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRange]:
-    """Which of some rows of the store admission has not decided yet, or would publish as late.
-
-    Those are among them whose version was published as another event.
-
-    Args:
-        keys: `aggregate_id`, `version` and `create_time` of rows, any order.
-        known: what the index knows of their aggregates.
-        rules: the configuration.
-    """
+    """Versions of stored keys that admission has not decided, or would publish late or refuse."""
     columns = Columns.of(keys, rules)
     ids, code, version, created, _ = columns
     last = numbers_of(ids, known.last, NEVER_SEEN)
@@ -270,7 +243,7 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
     missing = version > decided[code]
     for row in np.flatnonzero(version < rules.first_version).tolist():
         missing[row] = int(version[row]) not in known.refused.get(ids[int(code[row])], ())
-    if rules.contents_of is not None:  # keys do not say whether a row is what was published
+    if rules.contents_of is not None:  # keys alone cannot show a conflict
         missing |= published | (version < rules.first_version)
     if rules.times_last and (known.times or known.times_since is not None):
         missing |= published & other_events(columns, last, known)
@@ -284,21 +257,18 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
 
 
 def other_events(columns: Columns, last: np.ndarray, known: Known) -> np.ndarray:
-    """Which of some rows, whose versions are at most the last, are not what was published.
+    """Mask of rows, of versions up to the last, that are not the published event.
 
-    All rows that were decided were created by `Seen.newest`; a row that was created before may be
-    any of them, unless its version is the one whose time is known.
-
-    Args:
-        last: of each aggregate.
+    No decided row is newer than `Seen.newest`. An older row may be any of them, unless it has the
+    last version and that one's time is known.
     """
     ids, code, version, _, created = columns
     since = known.times_since
-    never = np.iinfo(np.int64).max - 1  # not known: no row lies above it
+    never = np.iinfo(np.int64).max - 1  # unknown: no row is newer
     unknown = never if since is None else since << 1
     packed = numbers_of(ids, known.times, unknown)[code]
     newest = packed >> 1
-    # a skip alone says nothing of what was published below it
+    # NO_TIME: the last version was skipped, so there is no row to compare with
     found: np.ndarray = (created > newest) & (newest != NO_TIME >> 1)
     found |= (packed & 1 == 1) & (version == last[code]) & (created != newest)
     if known.rewritten:
@@ -311,5 +281,4 @@ def other_events(columns: Columns, last: np.ndarray, known: Known) -> np.ndarray
 
 
 def _are_in(some: Container[str], ids: list[str]) -> np.ndarray:
-    """Which of the aggregates are among some."""
     return np.fromiter((a in some for a in ids), bool, len(ids))

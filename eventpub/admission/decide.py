@@ -1,17 +1,16 @@
-"""Which events may go out now: continuity, dedupe, holds and skips.
+"""Decides which events may be published now: continuity, deduplication, holds and skips.
 
-Pure: no I/O and no clock. A batch is decided in two steps, because what is missing must be looked
-for in the store in between:
+Pure: no I/O and no clock. Missing versions are looked up in the store, hence two steps:
 
-1. `Plan` takes the window's rows and what the index knows, and says which versions to backtrack;
-2. `Plan.decide` takes what the backtrack found, and says what is published and remembered.
+1. `Plan` takes a window's rows and what the index knows, and lists the versions to backtrack;
+2. `Plan.decide` takes what the backtrack found, and decides what to publish and record.
 
-For every aggregate, over all batches: versions are admitted in ascending order, each once, and
-version ``v + 1`` only after ``v`` was admitted, skipped, or is baseline. An aggregate whose next
-version is missing is held; the others never wait for it.
+Per aggregate, over all batches: versions are admitted in ascending order, each once, and ``v + 1``
+only after ``v`` was admitted, skipped, or is baseline. An aggregate whose next version is missing
+is held; the others never wait for it.
 
-The common case (each aggregate contiguous, nothing repeated) is decided by NumPy for the whole
-batch, in `bulk`. Only the other aggregates are walked one by one, in `walk`.
+Contiguous aggregates, the common case, are decided by NumPy for the whole batch in `bulk`; only the
+others are walked one by one, in `walk`.
 """
 
 from __future__ import annotations
@@ -28,24 +27,20 @@ from eventpub.admission.walk import Walk, Walker
 
 
 class Plan:
-    """A batch between its two steps: what is plain, and what must be looked for in the store.
+    """A batch between its two steps.
 
     Args:
-        rows: rows of a window, schema `EVENTS`, any order; rows may repeat what was seen before.
-        known: what the index knows of the rows' aggregates, and all open holds.
-        rules: the configuration.
-        now: the database's time.
-        due: held aggregates to try again; of the others the rows only tell what waits, unless the
-            missing version is among them.
-        open_since: when the oldest transaction began that is open and may write, µs: a gap that
-            was seen after it is not skipped. None: there is none, or it is unknown.
-        retry_now: held aggregates to try although they are not due.
-        skip_now: held aggregates whose gap an operator asked to skip.
+        rows: a window's rows, schema `EVENTS`, in any order; may repeat earlier rows.
+        due: held aggregates to retry; rows of other held ones only extend the hold, unless they
+            include the missing version.
+        open_since: start of the oldest open transaction, µs: a gap seen after it is not skipped.
+            None: none, or unknown.
+        retry_now: held aggregates to retry before they are due.
+        skip_now: held aggregates whose gap the operator asked to skip.
 
     Attributes:
-        missing: versions to fetch by key, whatever their `create_time`.
-        first_sights: (aggregate, version) seen for the first time where a baseline exists: what
-            lies below it tells where the baseline of this aggregate ends; see `settle`.
+        missing: versions to fetch by key, regardless of `create_time`.
+        first_sights: (aggregate, version) first seen while a baseline exists; see `settle`.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -121,7 +116,7 @@ class Plan:
             return
         present = [*walk.rows]
         if walk.hold is not None and self._batch.rules.contents_of is not None:
-            # of what waits, there may be other rows that were read before
+            # fetch held versions again: earlier windows may have had other rows of them
             present = [version for version in present if version > walk.hold.seen]
         walk.fetched = _holes(walk.last, walk.seen, present)
         self.missing.extend(
@@ -129,12 +124,8 @@ class Plan:
         )
 
     def settle(self, ends: Mapping[str, tuple[int, int]]) -> None:
-        """Take over where the baseline of each of `first_sights` ends; adds to `missing`.
-
-        Args:
-            ends: the highest version below the sight whose event is baseline, and the newest
-                `create_time` known of the versions up to it, µs; absent: there is none.
-        """
+        """Set the baseline's last version and newest `create_time` per first sight; extends
+        `missing`."""
         none = (self._batch.rules.first_version - 1, NO_TIME >> 1)
         for walk in self._walks:
             if walk.last is None:
@@ -145,11 +136,11 @@ class Plan:
     # -- second step ---------------------------------------------------------------------------
 
     def decide(self, found: pa.Table, rest: Iterable[VersionRange] = ()) -> Decision:
-        """Decide the batch, after `settle` where there are `first_sights`.
+        """Decide the batch; call `settle` first if there are `first_sights`.
 
         Args:
-            found: what the store has of `missing`, or as much of it as one batch may hold.
-            rest: what of `missing` was not read; of each aggregate, what lies below it was.
+            found: stored rows of `missing`, as many as one batch may hold.
+            rest: versions of `missing` not read; within an aggregate, everything below them was.
         """
         batch, decision = self._batch, self._batch.decision
         everything = pa.concat_tables([batch.rows, found]) if found.num_rows else batch.rows
@@ -173,7 +164,7 @@ class Plan:
         return decision
 
     def _order_events(self, everything: pa.Table) -> None:
-        """Across aggregates by `create_time`, within one always by version."""
+        """Order events by `create_time` across aggregates, by version within each."""
         batch, decision = self._batch, self._batch.decision
         late = np.array(batch.late, dtype=np.int64)
         decision.counts.late += len(late)
@@ -197,7 +188,6 @@ class Plan:
 
 
 def _holes(last: int, seen: int, present: Iterable[int]) -> list[Versions]:
-    """The runs of versions above `last` and up to `seen` that are not present."""
     holes: list[Versions] = []
     expected = last + 1
     for version in sorted(present):
@@ -212,7 +202,7 @@ def _holes(last: int, seen: int, present: Iterable[int]) -> list[Versions]:
 def _by_aggregate(
     table: pa.Table, offset: int
 ) -> tuple[dict[str, dict[int, int]], dict[str, list[tuple[int, int]]]]:
-    """aggregate → version → row, counted from `offset`; and (version, row) of all others."""
+    """aggregate → version → row, counted from `offset`; and (version, row) of further rows."""
     result: dict[str, dict[int, int]] = {}
     second: dict[str, list[tuple[int, int]]] = {}
     rows = zip(values(table, "aggregate_id"), values(table, "version"), strict=True)

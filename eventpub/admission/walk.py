@@ -1,4 +1,4 @@
-"""One aggregate that is not plainly contiguous: version after version, as far as they are there."""
+"""Walks one aggregate that is not plainly contiguous, version by version."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from eventpub.admission.model import NO_TIME, Hold, Rewritten, Seen, SkippedGap,
 
 @dataclass
 class Walk:
-    """One aggregate that is not plainly contiguous.
+    """An aggregate that is not plainly contiguous.
 
     Attributes:
-        last: None where nothing is known of it and a baseline exists, until `Plan.settle`.
-        seen, since: as of `Hold`.
-        asks_store: whether the store is asked for what is missing in this batch.
+        last: None until `Plan.settle` if the aggregate is unknown and a baseline exists.
+        asks_store: whether this batch looks missing versions up in the store.
         rows: version → row of the window, only above `last`.
-        newest_below: the newest `create_time` known of what is baseline of it, µs.
-        is_first_sight: whether nothing was known of it where a baseline exists.
-        fetched: what the store is asked for.
-        second: version and row of those whose version another row has.
+        newest_below: newest known `create_time` of its baseline, µs.
+        is_first_sight: nothing was known of it, and a baseline exists.
+        second: (version, row) of further rows of a version.
     """
 
     aggregate_id: str
@@ -40,12 +38,7 @@ class Walk:
 
 
 class Walker:
-    """Walks the aggregates of one batch.
-
-    Args:
-        batch: takes what is decided.
-        everything: the batch's rows, and those that were fetched.
-    """
+    """Walks the aggregates of one batch; `everything` is its rows, followed by fetched rows."""
 
     def __init__(self, batch: Batch, everything: pa.Table) -> None:
         self._batch = batch
@@ -54,13 +47,7 @@ class Walker:
         self._steady = batch.rules.steady(self._created)
 
     def decide(self, walk: Walk, fetched: dict[int, int], reachable: int) -> None:
-        """Decide one aggregate.
-
-        Args:
-            walk: it.
-            fetched: version → row of what the store had of its missing ones.
-            reachable: up to which version the store's answer is whole.
-        """
+        """Decide one aggregate, with rows fetched by version, complete up to `reachable`."""
         hold, last = walk.hold, walk.last
         assert last is not None, "settle was not called"
         if not walk.asks_store:
@@ -96,7 +83,7 @@ class Walker:
             self._refuse_second(walk, version, available)
 
     def _refuse_second(self, walk: Walk, end: int, available: dict[int, int]) -> None:
-        """Of the versions below the end, rows that are others than those that were taken."""
+        """Refuse rows below `end` whose contents differ from the row taken for their version."""
         batch, contents = self._batch, dict[int, set[bytes]]()
         assert batch.rules.contents_of is not None
         own, baseline = batch.rows.num_rows, batch.known.baseline
@@ -114,11 +101,7 @@ class Walker:
     def _meet(
         self, walk: Walk, version: int, available: dict[int, int], reachable: int
     ) -> tuple[Hold | None, int | None]:
-        """A version is missing.
-
-        Returns:
-            The hold for it, if it is waited for; and the version to go on with, if it is skipped.
-        """
+        """Handle a missing version: the hold that waits for it, or the version to continue with."""
         aggregate_id, hold = walk.aggregate_id, walk.hold
         rules, now, counts = self._batch.rules, self._batch.now, self._batch.decision.counts
         behind = min((v for v in available if v > version), default=None)
@@ -126,7 +109,7 @@ class Walker:
             (int(self._created[r]) for v, r in available.items() if v > version),
             default=walk.since,
         )
-        if reachable < walk.seen:  # what was not read waits, too
+        if reachable < walk.seen:  # unread rows are held as well
             since = min(since, walk.since)
         if hold is None or hold.first_missing != version or hold.catching_up:
             if version > reachable:
@@ -139,15 +122,15 @@ class Walker:
         requested = aggregate_id in self._batch.skip_now
         tried: Hold | None = None
         if version > reachable or (hold.next_attempt > now and not requested):
-            tried = hold  # it was not looked for, or before its time: it is due as before
+            tried = hold  # not looked up, or before its time: due as before
         elif not requested:
             tried = tried_in_vain(hold, rules, now, self._batch.open_since)
         if tried is None and reachable < (walk.seen if behind is None else behind - 1):
-            tried = hold  # what follows was not read: how far the gap goes is not known yet
+            tried = hold  # the next version was not read: the gap's end is unknown
         if tried is not None:
             return replace(tried, seen=walk.seen, since=min(since, hold.since)), None
         if behind is None:
-            # What was seen above the gap is gone from the store: nothing waits any more.
+            # The rows above the gap are gone from the store: nothing is held any more.
             counts.gaps_vanished += 1
             return None, None
         self._skip(hold, version, behind, "requested" if requested else "max_backoff")
@@ -161,12 +144,12 @@ class Walker:
             SkippedGap(aggregate_id, version, behind - 1, hold.first_seen, at, attempts, reason)
         )
         before = batch.known.skipped.get(aggregate_id, ())
-        # none may be left of them: a late event of this batch was the last
+        # may be empty by now: a late event of this batch took the last range
         ranges = batch.decision.skipped.get(aggregate_id, before)
         batch.decision.skipped[aggregate_id] = [*ranges, (version, behind - 1)]
 
     def _note(self, walk: Walk, version: int, gap: Hold | None) -> None:
-        """Holds, and gaps that were filled, after all below a version is decided."""
+        """Record holds and filled gaps once everything below `version` is decided."""
         counts, gaps, hold = self._batch.decision.counts, self._batch.decision.gaps, walk.hold
         if hold is None:
             at_once = sum(1 for _, end in walk.fetched if end < version)
@@ -179,8 +162,8 @@ class Walker:
             self._batch.decision.holds[walk.aggregate_id] = gap
 
     def _note_rewritten(self, hold: Hold, last: int, available: dict[int, int]) -> None:
-        """If what was held is gone, the store was restored: versions up to the last may be written
-        anew, and read only after newer ones, which were waited for and are published now."""
+        """If held rows are gone, the store was restored: published versions may be rewritten, and
+        read only after newer ones, which are published now."""
         batch, a = self._batch, hold.aggregate_id
         before = batch.decision.rewritten.get(a)
         held = (int(self._created[r]) for v, r in available.items() if v > hold.first_missing)
@@ -190,7 +173,7 @@ class Walker:
             batch.decision.rewritten[a] = Rewritten(since, last, before.decided if before else ())
 
     def _remember(self, walk: Walk, last: int, row: int | None, taken: list[int]) -> None:
-        """The last version, the row of which is `row`, and when its rows were created."""
+        """Record the last version and its `Seen`; `row` is the last version's."""
         batch, a = self._batch, walk.aggregate_id
         batch.decision.last[a] = last
         seen = batch.seen(a)
@@ -214,11 +197,7 @@ class Walker:
 
 
 def tried_in_vain(hold: Hold, rules: Rules, now: int, open_since: int | None) -> Hold | None:
-    """A hold after its missing version was looked for when it was due, and is not there.
-
-    Returns:
-        None where its gap is given up now: what waits above it is to be published.
-    """
+    """The hold after a due lookup did not find its version; None: its gap is skipped now."""
     attempts = hold.attempts + 1
     # A transaction that was open when the gap was seen may still fill it.
     alive = open_since is not None and open_since <= hold.first_seen

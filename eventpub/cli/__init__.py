@@ -38,21 +38,18 @@ for _command in (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: those of the command line; None means this process's own.
+    """Run one command; `arguments` default to the process's own.
 
     Returns:
         The exit status: 0 done; 1 the answer is no; 2 wrong use or configuration; 3 a service
-        cannot be reached or refused us; 70 a defect; 130 or 143 stopped by a signal;
-        141 the reader of stdout has left.
+        cannot be reached or refused us; 70 a bug; 130 or 143 stopped by a signal; 141 the reader of
+        stdout is gone.
     """
     is_whole_process = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     if is_whole_process:
         output.take_streams()
-        # should a library written in C crash, stderr says what each thread was doing
+        # if a C library crashes, stderr shows what each thread was doing
         with suppress(RuntimeError, ValueError, OSError):
             faulthandler.enable()
     threading.excepthook = _report_thread
@@ -69,11 +66,11 @@ def _answered(arguments: list[str]) -> int:
     try:
         with output.only_stderr() if "--json" in arguments else nullcontext() as out:
             status = _run(arguments, out)
-        sys.stdout.flush()  # Python's end would complain, with an exit status of its own
+        sys.stdout.flush()  # Python would complain at exit, with its own exit status
         return status
     except ReaderGoneError:
         return output.READER_GONE
-    except EventpubError as failed:  # the answer is known, and cannot be written
+    except EventpubError as failed:  # the answer is known, but cannot be written
         write_error(failed, failed)
         return failed.exit_status
     except (KeyboardInterrupt, Stopped) as stopped:  # a second signal
@@ -81,7 +78,7 @@ def _answered(arguments: list[str]) -> int:
 
 
 def _leave(status: int) -> int:
-    """End the process where daemon threads are left; otherwise the exit status.
+    """Exit at once if daemon threads are left; otherwise return the status.
 
     Threads of C++ libraries that wait for a broker or a database crash in Python's own exit.
     """

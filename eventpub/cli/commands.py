@@ -58,7 +58,7 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
         request.overrides["store.url"] = url
     loaded = request.load(
         defaults={"app.id": "events", "sink.topic": "events"},
-        # a file that is there already is no base for what is to be written, unless it is named
+        # an existing file is the output, not the base, unless it is named
         reads_file=request.file is not None,
     )
     result = making.init(loaded, output, force=force)
@@ -129,7 +129,7 @@ class _RefusedError(Exception):
 @configured("app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log", loads=False)
 def doctor(request: Request) -> Report:
     """Check your setup and print the fix. Checks everything that `run` needs; changes nothing."""
-    config = request.load(logging.WARNING).config  # what the clients log, the checks say
+    config = request.load(logging.WARNING).config  # the checks report what the clients log
     from eventpub.ops import doctor as examination
 
     checks = examination.examine(config)

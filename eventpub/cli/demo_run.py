@@ -1,7 +1,7 @@
-"""`eventpub demo`: the publisher on servers of its own, compared by `verify` at the end.
+"""`eventpub demo`: the publisher on its own servers, compared by `verify` at the end.
 
-Writers commit late, in reverse order, and sometimes never. Everything lives in one folder that is
-removed, and nothing is left running.
+Writers commit late, in reverse order, and sometimes never. Everything is in one folder that is
+removed at the end.
 """
 
 from __future__ import annotations
@@ -38,11 +38,8 @@ def run_demo(*, seconds: float | None, rate: int, engine: str, keep: str | None)
     """Run the demo until the time is over or Ctrl-C, then publish the rest and compare.
 
     Args:
-        seconds: how long the writers write beside the publisher; None: until Ctrl-C.
-        keep: a folder for data and logs that stays; None: a temporary one that goes.
-
-    Raises:
-        EventpubError: a server could not be started, or the publisher failed.
+        seconds: how long the writers write; None: until Ctrl-C.
+        keep: a folder for data and logs that stays; None: a temporary one.
     """
     from eventpub import log
     from eventpub.publisher import run
@@ -139,10 +136,9 @@ http = ""
 
 @contextmanager
 def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
-    """Writers in a process of their own."""
     command = [sys.executable, "-m", "eventpub.local.writers", "--url", url, "--json"]
     command += ["--rate", str(rate)]
-    # a session of its own: Ctrl-C is for us, who stop the publisher first
+    # own session: Ctrl-C reaches only us, and we stop the publisher first
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     listener = threading.Thread(target=view.listen, args=(child.stdout,), daemon=True)
     listener.start()
@@ -158,8 +154,6 @@ def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
 
 
 class DemoView(live.Panel):
-    """What writers and publisher are doing; stops the publisher when its time is over."""
-
     def __init__(
         self, topic: str, seconds: float | None, engine: str, clock: Any = time.monotonic
     ) -> None:
@@ -191,7 +185,6 @@ class DemoView(live.Panel):
             _say(self.line(progress))
 
     def line(self, p: Progress) -> str:
-        """What is said every two seconds where nothing can be redrawn."""
         done = f"{self.waited:4.0f} s  written {self.written.get('events', 0):,}"
         if self._began is None:
             return f"{done}  {self._of_engine}"

@@ -1,5 +1,4 @@
-"""Commands about events: `eventpub dead` (refused rows), `publish` (rows never published), `trace`
-(where one is), `verify` and `replay` (a range of the table)."""
+"""Commands about events: `eventpub dead`, `publish`, `trace`, `verify` and `replay`."""
 
 from __future__ import annotations
 
@@ -244,7 +243,6 @@ def verify(config: Config, **what: Any) -> Report:
 
 
 def compare(config: Config, **what: Any) -> Verdict:
-    """As `ops.verify.verify`; shows how far it is."""
     from eventpub.cli.terminal import progress
     from eventpub.ops import verify as comparing
 

@@ -1,4 +1,4 @@
-"""`eventpub run`: on a terminal a panel on stderr that stays in place; elsewhere log lines."""
+"""`eventpub run`: a live panel on a terminal's stderr; elsewhere log lines."""
 
 from __future__ import annotations
 
@@ -34,15 +34,9 @@ _WARNINGS = {
     "late": "events arrived after their gap had been skipped",
     "passed": "transactions are open for longer than read.max_wait and no longer waited for",
 }
-"""Warnings by counter, for counters that no other log line covers."""
 
 
 def publish(config: Config, *, available_now: bool) -> Report:
-    """Run the publisher until it is done or asked to stop.
-
-    Raises:
-        EventpubError: what stopped it.
-    """
     with watching(config) as view:
         from eventpub.publisher import run
 
@@ -94,7 +88,7 @@ class Lines:
         self._written = float("-inf")
         self._done: list[int] = [0] * (len(COUNTERS) + 1)
         self._said: dict[str, tuple[float, int]] = {}
-        """By counter or error code: when it was logged last, and how often by then, or since."""
+        """By counter or error code: when it was last logged, and the count then, or since."""
         self._last_error: str | None = None
         self._stops = False
 
@@ -162,7 +156,6 @@ class Panel:
 
     @property
     def waited(self) -> float:
-        """Seconds since the start."""
         return float(self._clock() - self._started)
 
     def footer(self) -> str:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def time(value: str) -> int:
-    """The type of an option that is a time: microseconds."""
     try:
         return parse_time(value)
     except ValueError as error:
@@ -32,7 +31,10 @@ FLAGS: dict[str, tuple[str, str]] = {
     "app.state_dir": ("--state-dir", "Folder of the index and the position; kept between runs."),
     "store.url": ("--store-url", "The database: mysql+pymysql://user@host:3306/database."),
     "store.table": ("--table", "The event table."),
-    "read.start": ("--start", "Only events created after: 'beginning', 'now' or a time."),
+    "read.start": (
+        "--start",
+        "Where the first start begins: 'beginning', 'now' or a time.",
+    ),
     "sink.bootstrap_servers": ("--bootstrap-servers", "Brokers: host:port, comma-separated."),
     "sink.topic": ("--topic", "The topic."),
     "run.engine": ("--engine", "What publishes: spark or threads."),
@@ -52,12 +54,7 @@ class Request:
     flags: dict[str, str]
 
     def load(self, level: int = logging.INFO, **options: Any) -> Loaded:
-        """The effective configuration; from here on, logs are written as it says.
-
-        Args:
-            level: the least severe line that is written, of `logging`.
-            options: of `eventpub.settings.load`, which has the errors, too.
-        """
+        """The effective configuration (`settings.load`); configures logging accordingly."""
         from eventpub import log, settings
 
         style = self.overrides.get("ops.log") or os.environ.get("EVENTPUB_OPS__LOG", "auto")
@@ -121,13 +118,12 @@ def configured(*keys: str, loads: bool = True) -> Callable[[Command], Command]:
 
 
 def limited(text: str, *, default: int, most: int) -> Callable[[Command], Command]:
-    """Add `--limit`, up to `most`."""
     kind = click.IntRange(1, most)
     return click.option("--limit", type=kind, default=default, show_default=True, help=text)
 
 
 def reports(command: Command) -> Command:
-    """Add `--json`; `eventpub.cli.main` acts on it, for errors in the other flags as well."""
+    """Add `--json`; `eventpub.cli.main` handles it, also for errors in other flags."""
     return click.option(
         "--json",
         "as_json",
@@ -138,7 +134,7 @@ def reports(command: Command) -> Command:
 
 
 def reads_topics(command: Command) -> Command:
-    """Add `--timeout`; on a terminal it is shown that the command is reading."""
+    """Add `--timeout`; shows on a terminal that the command is reading."""
 
     @click.option(
         "--timeout",
@@ -160,7 +156,6 @@ def reads_topics(command: Command) -> Command:
 
 
 def agrees(question: str) -> bool:
-    """Whether the operator at a terminal confirms; False without a terminal."""
     from eventpub.terminal import for_people
 
     return is_somebody_there() and click.confirm(for_people(question), err=True)

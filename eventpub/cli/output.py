@@ -1,7 +1,7 @@
 """A command's answer on stdout, everything else on stderr, and the exit status.
 
 With ``--json`` stdout gets exactly one object, ``{"command", "ok", "summary", "result", "error"}``.
-Every text has its secrets masked here, and for people its control characters escaped.
+Secrets are masked here, and for people control characters are escaped.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ DONE = 0
 NO = 1
 WRONG_USE = 2
 UNEXPECTED = 70
-"""sysexits.h's EX_SOFTWARE: 1 would say that the answer is no."""
+"""sysexits.h's EX_SOFTWARE; 1 would mean that the answer is no."""
 READER_GONE = 128 + signal.SIGPIPE
-"""As of a process that SIGPIPE ends."""
+"""Like a process killed by SIGPIPE."""
 
 
 Span: TypeAlias = str | tuple[str, str]
-"""Text, or text and its style."""
 
 
 class Line:
@@ -63,12 +62,9 @@ STYLES = {
     **dict.fromkeys(("skipped", "baseline"), "dim"),
     "waiting": "cyan",
 }
-"""By state of a check or verdict on an event."""
 
 
 def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> list[Table]:
-    """One row for each object, with the fields `names`; no table without objects."""
-
     def cell(name: str, value: object) -> Span:
         text = _word(name, value)
         return (text, STYLES.get(text, "")) if name in {"state", "verdict"} else text
@@ -79,7 +75,6 @@ def table(entries: Sequence[Mapping[str, Any]], names: str, title: str = "") -> 
 
 
 def facts(of: Mapping[str, Any], title: str = "") -> Table:
-    """The fields of one object, each on a row."""
     return Table(("", ""), [[n.replace("_", " "), _word(n, v)] for n, v in of.items()], title)
 
 
@@ -101,7 +96,6 @@ def _word(name: str, value: Any) -> str:  # noqa: PLR0911 (one case a type)
 
 
 def age(since: float) -> str:
-    """How long ago a Unix time is, in seconds to days."""
     seconds = max(time.time() - since, 0.0)
     for unit, most, size in (("s", 120, 1), ("min", 7_200, 60), ("h", 172_800, 3_600)):
         if seconds < most:
@@ -115,13 +109,7 @@ def notes(texts: Iterable[str]) -> list[Line]:
 
 @dataclass
 class Report:
-    """A command's answer.
-
-    Args:
-        parts: printed above the summary.
-        status: the exit status; None: 0 or 1, by `ok`.
-        error: why it is not `ok`, if an error is the reason.
-    """
+    """A command's answer; its exit status is by default 0 or 1, by `ok`."""
 
     ok: bool
     summary: str
@@ -146,15 +134,14 @@ class Stopped(BaseException):
 _log = logging.getLogger("eventpub.cli")
 
 _asked: list[int] = []
-"""The signals that asked this command to end."""
 _is_answering = False
-"""Whether the answer is being given; `stop` then raises nothing."""
+"""The answer is being written; `stop` then raises nothing."""
 _TAKEN_WITHIN = 0.2
 """Seconds after a signal in which a reader must take the answer."""
 
 
 def take_signals() -> None:
-    """Have SIGTERM and Ctrl-C end the command that begins now; an ignored SIGINT stays ignored."""
+    """Let SIGTERM and Ctrl-C end the command; an ignored SIGINT stays ignored."""
     _asked.clear()
     release_signals()
     signal.signal(signal.SIGTERM, stop)
@@ -164,13 +151,13 @@ def take_signals() -> None:
 
 
 def hold_signals() -> None:
-    """From now on a signal interrupts nothing, and ends the process only if nobody reads stdout."""
+    """Signals interrupt nothing from now on, and end the process only if nobody reads stdout."""
     global _is_answering  # noqa: PLW0603 (as are signals: one of a process)
     _is_answering = True
 
 
 def release_signals(*, to_default: bool = False) -> None:
-    """End `hold_signals`; with `to_default` a signal then ends the process at once."""
+    """Undo `hold_signals`; with `to_default` a signal then ends the process at once."""
     global _is_answering  # noqa: PLW0603
     for number in (signal.SIGTERM, signal.SIGINT) if to_default else ():
         if signal.getsignal(number) is stop:
@@ -181,7 +168,6 @@ def release_signals(*, to_default: bool = False) -> None:
 
 
 def stop(number: int, _: FrameType | None) -> None:
-    """The handler of a signal that asks to end."""
     _asked.append(number)
     if not _is_answering:
         end_if_asked()
@@ -189,13 +175,13 @@ def stop(number: int, _: FrameType | None) -> None:
 
 
 def end_if_asked() -> None:
-    """Raise again what `stop` raised: Stopped or KeyboardInterrupt. A callback may swallow it."""
+    """Raise Stopped or KeyboardInterrupt if a signal came: a callback may have swallowed it."""
     if _asked:
         raise KeyboardInterrupt if _asked[-1] == signal.SIGINT else Stopped(_asked[-1])
 
 
 def why_ended(cause: BaseException) -> BaseException:
-    """The reason of an exception: the signal before it, which a C library may have replaced."""
+    """The reason of an exception: an earlier signal, whose exception a C library may replace."""
     if isinstance(cause, Stopped | KeyboardInterrupt | click.Abort):
         return cause
     try:
@@ -207,12 +193,12 @@ def why_ended(cause: BaseException) -> BaseException:
 
 
 class ReaderGoneError(BaseException):
-    """The reader of stdout has gone. No OSError: click and rich turn that into exit status 1."""
+    """The reader of stdout is gone. No OSError: click and rich turn that into exit status 1."""
 
 
 class _Output(io.FileIO):
-    """stdout or stderr. What cannot be written is dropped: Python would otherwise complain at exit,
-    and change the exit status. With `is_needed` the first failure raises.
+    """stdout or stderr. Failed writes are dropped: Python would otherwise complain at exit and
+    change the exit status. With `is_needed` the first failure raises.
     """
 
     def __init__(self, descriptor: int, *, is_needed: bool, closes: bool = False) -> None:
@@ -220,12 +206,7 @@ class _Output(io.FileIO):
         self._is_needed = is_needed
 
     def write(self, data: Any, /) -> Any:
-        """Like `FileIO.write`.
-
-        Raises:
-            EventpubError: cli.output_failed
-            ReaderGoneError: there is no reader any more.
-        """
+        """Like `FileIO.write`; raises cli.output_failed or ReaderGoneError."""
         try:
             return super().write(data)
         except OSError as error:
@@ -261,7 +242,7 @@ def take_streams() -> None:
         return io.TextIOWrapper(
             io.BufferedWriter(output),
             getattr(stream, "encoding", "utf-8"),
-            errors="backslashreplace",  # as an argument that is no text
+            errors="backslashreplace",  # for arguments that are not valid text
             line_buffering=not is_out or output.isatty(),
         )
 
@@ -269,11 +250,7 @@ def take_streams() -> None:
 
 
 def write_json(command: str, report: Report, output: IO[bytes]) -> None:
-    """Write the one object of an answer; signals must be held.
-
-    Args:
-        command: as the user typed it ("config show").
-    """
+    """Write the one object of an answer; signals must be held."""
     envelope = {
         "command": command,
         "ok": report.ok,
@@ -282,7 +259,7 @@ def write_json(command: str, report: Report, output: IO[bytes]) -> None:
         "error": report.error.to_dict() if report.error else None,
     }
     text = json.dumps(mask_all(envelope), ensure_ascii=False, default=str) + "\n"
-    # an argument that is no text is repeated as it is escaped
+    # an argument that is not valid text is repeated in escaped form
     left = memoryview(text.encode(errors="backslashreplace"))
     while left:
         left = left[output.write(left) :]
@@ -290,7 +267,7 @@ def write_json(command: str, report: Report, output: IO[bytes]) -> None:
 
 @contextmanager
 def only_stderr() -> Iterator[IO[bytes]]:
-    """Give stdout to the caller alone; what others write to it goes to stderr."""
+    """Reserve stdout for the caller; other output to it goes to stderr."""
     sys.stdout.flush()
     own, before = os.dup(1), sys.stdout
     with _Output(own, is_needed=True, closes=True) as output:
@@ -304,7 +281,7 @@ def only_stderr() -> Iterator[IO[bytes]]:
 
 
 def write_text(report: Report) -> None:
-    """The answer for people, on stdout; signals must be held."""
+    """Write the answer for people; signals must be held."""
     if report.exit_status > 128:  # a signal has ended the command
         stop(report.exit_status - 128, None)
     if report.parts:
@@ -316,11 +293,6 @@ def write_text(report: Report) -> None:
 
 
 def write_error(error: EventpubError, cause: BaseException, *, as_line: bool = False) -> None:
-    """An error, on stderr; with a traceback where it is unexpected.
-
-    Args:
-        as_line: write it as a line of the log, where those are JSON.
-    """
     is_unexpected = error.code == "internal.unexpected"
     problems: tuple[EventpubError, ...] = getattr(error, "problems", (error,))
     if as_line and log.is_json():
@@ -336,7 +308,7 @@ def write_error(error: EventpubError, cause: BaseException, *, as_line: bool = F
 
 
 def as_error(cause: BaseException) -> tuple[EventpubError, int]:  # noqa: PLR0911 (one case an exception)
-    """Any exception as an error with a code, and the exit status that belongs to it."""
+    """Any exception as an error with a code, and its exit status."""
     match cause:
         case EventpubError():
             return cause, cause.exit_status

@@ -1,7 +1,7 @@
-"""What people see: answers, a view that stays in place, how far a long command is.
+"""Terminal output: answers, live views, and progress of long commands.
 
-Imported when something is drawn: rich takes a while to load. Views and bars are drawn on stderr,
-and only on a terminal. They end two columns before its edge, where the terminal puts a "^C".
+Imported lazily: rich loads slowly. Views and bars are drawn on stderr, and only on a terminal. They
+end two columns before its edge, where the terminal puts a "^C".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GAP = 2
 class SafeConsole(Console):
     """A console without markup: ids may contain ``[red]``, ``:bug:`` or an escape.
 
-    It does not escape a `Text`: use `for_people` for what comes from outside.
+    It does not escape a `Text`: use `for_people` for external text.
     """
 
     def __init__(self, file: IO[str], **options: Any) -> None:
@@ -50,12 +50,11 @@ _SIZES = {"COLUMNS", "LINES"}
 
 
 def _is_size(value: str) -> bool:
-    """Whether a variable says how large a terminal is: with a width of 0, nothing is drawn."""
+    """Whether a variable holds a usable terminal size: with a width of 0, nothing is drawn."""
     return value.isascii() and value.isdigit() and int(value) > 0
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where an answer is drawn; plain text of any width where there is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     made = SafeConsole(stream, soft_wrap=not stream.isatty())
     if not stream.isatty() and not _is_size(os.environ.get("COLUMNS", "")):
@@ -81,8 +80,7 @@ def _text(*spans: Span) -> Text:
 
 @contextmanager
 def in_place(view: RenderableType) -> Iterator[None]:
-    """Redraw something on the terminal behind stderr; what is logged meanwhile appears above it."""
-    # by a descriptor of its own: while Spark starts, stderr goes to a file
+    # an own descriptor: while Spark starts, stderr goes to a file
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
         shown = SafeConsole(terminal)
         narrow = _Narrower(view)
@@ -92,7 +90,7 @@ def in_place(view: RenderableType) -> Iterator[None]:
             live.start(refresh=True)
             yield
         finally:
-            with suppress(IndexError):  # Ctrl-C has come while it began, and it takes back too much
+            with suppress(IndexError):  # Ctrl-C during its start makes it remove too much
                 live.stop()
             sys.stderr = stderr
             shown.show_cursor()
@@ -107,12 +105,12 @@ class _Narrower:
 
 
 Show = Callable[[str, "float | None"], None]
-"""Takes what is being done, in words, and the part of it that is done, 0 to 1; None: not known."""
+"""Takes a description of the work and its done fraction, 0 to 1; None: unknown."""
 
 
 @contextmanager
 def progress(log: logging.Logger) -> Iterator[Show]:
-    """How far a command is: a bar with an estimate on a terminal, log lines elsewhere."""
+    """Shows progress: a bar with an estimate on a terminal, log lines elsewhere."""
     if not can_redraw():
         yield Lines(log).show
         return
@@ -132,8 +130,6 @@ def progress(log: logging.Logger) -> Iterator[Show]:
 
 
 class Lines:
-    """A log line every ten seconds."""
-
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock

@@ -1,8 +1,7 @@
-"""The last published version per aggregate, and what is pending, in RocksDB.
+"""Per-shard index in RocksDB: the last published version per aggregate, and what is held.
 
-The topic is the truth and this is a cache of it: whatever is lost here is read back by a fold.
-Nothing here knows SQL or Kafka. One shard's task has its index open at a time; RocksDB's lock
-makes sure of it.
+A cache of the topic: whatever is lost here is read back by a fold. Knows neither SQL nor Kafka.
+RocksDB's lock ensures that one task at a time has a shard's index open.
 """
 
 from eventpub.index.database import Changes, Storage

@@ -1,7 +1,4 @@
-"""What a shard's index knows of each aggregate: read by admission, written after a publication.
-
-What must hold: all that one publication, or one chunk of a fold, changes is in one write batch.
-"""
+"""What a shard's index knows of aggregates; one write batch per publication or fold chunk."""
 
 from __future__ import annotations
 
@@ -35,16 +32,11 @@ from eventpub.index.values import (
 )
 
 _MOST_RECENT = 100_000
-"""Aggregates whose values stay in memory; about 25 MB."""
+"""Aggregates cached in memory; about 25 MB."""
 
 
 class Aggregates(Facts):
-    """The aggregates and the facts of an open index.
-
-    Attributes:
-        counts: how many rows of each time bucket were accounted for; see `record`.
-        holds: the open holds.
-    """
+    """The aggregates of an open index; `counts` has the accounted rows per time bucket."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -55,7 +47,6 @@ class Aggregates(Facts):
             self.holds.load(key[1:].decode(), value)
 
     def known(self, aggregate_ids: list[str]) -> Known:
-        """What is known of these aggregates; one multi-get."""
         found = [self._recent.get(a) for a in aggregate_ids]
         if missing := [a for a, value in zip(aggregate_ids, found, strict=True) if value is None]:
             others = iter(self._values(b"v", missing))
@@ -79,7 +70,7 @@ class Aggregates(Facts):
         )
 
     def contents(self, events: Sequence[tuple[str, int]]) -> dict[tuple[str, int], set[bytes]]:
-        """As of `admission.Known`, of some versions; those of which nothing is known are absent."""
+        """Hashes of decided rows of these versions, see `Known`; absent: unknown."""
         found = self._values(b"d", [of_version(event) for event in events])
         return {
             event: {value[at : at + 8] for at in range(0, len(value), 8)}
@@ -88,7 +79,6 @@ class Aggregates(Facts):
         }
 
     def rewritten(self, aggregate_ids: list[str]) -> dict[str, Rewritten]:
-        """Those of these aggregates that have rewritten versions."""
         read = self._lists("rewrites", b"x", aggregate_ids)
         return {
             a: Rewritten(since, last, tuple((first, end) for first, end in decided))
@@ -96,14 +86,14 @@ class Aggregates(Facts):
         }
 
     def _lists(self, fact: str, letter: bytes, aggregate_ids: list[str]) -> dict[str, list[Any]]:
-        """The JSON of these aggregates, where the fact says that there is any at all."""
+        """JSON values of these aggregates; no read unless `fact` says that there are any."""
         if not self._facts.get(fact):
             return {}
         found = zip(aggregate_ids, self._values(letter, aggregate_ids), strict=True)
         return {a: json.loads(value) for a, value in found if value is not None}
 
     def _values(self, letter: bytes, aggregate_ids: list[str]) -> list[bytes | None]:
-        """The values of aggregates; one multi-get."""
+        """One multi-get."""
         keys = [letter + aggregate_id.encode() for aggregate_id in aggregate_ids]
         return list(self._db.get(keys)) if keys else []
 
@@ -122,18 +112,15 @@ class Aggregates(Facts):
         counted: Mapping[int, int] | None = None,
         forget_below: int | None = None,
     ) -> None:
-        """Remember a decision after it was published, in one write batch.
+        """Record a published decision in one write batch.
 
         Args:
-            decision: what was published and is pending.
-            next_offsets: of the partitions that were written.
-            position: see the property; never moved back here.
-            written: see the property; of the same partitions.
+            position: a lower one than before is ignored.
             refused: all refused versions of the aggregates that have new ones.
             dead_run: see the property; None: nothing was published.
-            contents: all that are known of each version, see `contents`.
-            counted: rows of each time bucket that were accounted for since the last call.
-            forget_below: buckets of smaller numbers are not needed any more.
+            contents: all known hashes of each version.
+            counted: rows per bucket accounted for since the last call.
+            forget_below: smaller buckets are deleted.
         """
         batch = self._db.new_batch()
         if counted and forget_below is not None:
@@ -159,7 +146,7 @@ class Aggregates(Facts):
             facts["position"] = position
         if dead_run not in {None, self.dead_run}:
             facts["dead_run"] = dead_run
-        recent, self._recent = self._recent, {}  # a write that fails may have changed some
+        recent, self._recent = self._recent, {}  # a failed write may have changed some
         self._write(batch, facts)
         if len(recent) + len(values) > _MOST_RECENT:
             recent.clear()
@@ -167,7 +154,7 @@ class Aggregates(Facts):
         self._recent = recent
 
     def note_skipped(self, aggregate_id: str, ranges: Sequence[tuple[int, int]]) -> None:
-        """Change which versions of an aggregate are published as late events if they turn up."""
+        """Replace the skipped ranges, whose versions are late events if they turn up."""
         batch = self._db.new_batch()
         put_json(batch, b"s", {aggregate_id: list(ranges)})
         self._write(batch, {"skips": True})
@@ -184,17 +171,14 @@ class Aggregates(Facts):
         rewritten: Mapping[str, Rewritten] | None = None,
         contents: Mapping[tuple[str, int], set[bytes]] | None = None,
     ) -> None:
-        """Take over published events that were read back from the topic.
+        """Add published events that were read back from the topic.
 
         Args:
-            last: per aggregate the highest version read.
-            versions: per aggregate the versions read; they may fill a skipped gap.
-            now: the database's time.
-            times: per aggregate of `last` when the rows read were created; `is_of_last` means the
-                highest version read.
-            refused: per aggregate the dead letters read whose version is below the first.
-            rewritten: per aggregate what is known of it with the rows read, where that is more.
-            contents: of the versions read, where they are wanted.
+            versions: all versions read, per aggregate; they may fill a skipped gap.
+            times: of the rows read; `is_of_last` refers to the highest version read.
+            refused: dead letters below the first version, per aggregate.
+            rewritten: new state per aggregate, where it changed.
+            contents: hashes of the versions read, if needed.
         """
         known = self.known([*{**last, **(refused or {})}])
         skipped: dict[str, list[tuple[int, int]]] = {}
@@ -241,10 +225,10 @@ class Aggregates(Facts):
         offsets: Mapping[Partition, int],
         now: int,
     ) -> None:
-        """Take over recorded skips that were read back from the topic of gaps.
+        """Add skips that were read back from the topic of gaps.
 
-        They come before the events of the same fold: once the events above a skip have raised the
-        last version, a skip below it could not be distinguished from one that was filled.
+        Call before the events of the same fold: once events above a skip have raised the last
+        version, a skip below it looks like one that was filled.
         """
         raised: dict[str, int] = {}
         skipped: dict[str, list[tuple[int, int]]] = {}
@@ -263,18 +247,12 @@ class Aggregates(Facts):
         self._record_folded(decision, offsets, now)
 
     def add_contents(self, contents: Mapping[tuple[str, int], set[bytes]]) -> None:
-        """Take over contents of versions that are known."""
         batch = self._db.new_batch()
         put_contents(batch, self._with_known(contents))
         self._write(batch, {})
 
     def see_holds_anew(self, latest: int, now: int, due: int) -> None:
-        """Holds that are due later than that were seen by a wrong clock: they are as if seen now.
-
-        Args:
-            latest, now: µs.
-            due: when what is seen now is tried first, µs.
-        """
+        """Restart holds due after `latest`, seen by a wrong clock, as if first seen `now`."""
         anew = {
             hold.aggregate_id: replace(hold, first_seen=now, attempts=0, next_attempt=due)
             for hold in self.holds.due_after(latest)
@@ -297,6 +275,5 @@ class Aggregates(Facts):
     def _with_known(
         self, contents: Mapping[tuple[str, int], set[bytes]]
     ) -> dict[tuple[str, int], set[bytes]]:
-        """Contents of versions together with those that are known already."""
         known = self.contents([*contents])
         return {event: found | known.get(event, set()) for event, found in contents.items()}

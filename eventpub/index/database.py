@@ -1,12 +1,10 @@
-"""One RocksDB directory: opened, read and written, with each of its errors mapped to one of ours.
+"""One RocksDB directory, with its errors mapped to `StateError`.
 
-What belongs together is written in one write batch, so that after a kill the index is either before
-or after a publication, never in between. The write-ahead log is not synced: after a crash of the
-machine an older index comes up, and the fold brings it up to the topic. What must not happen is
-that offsets come up newer than the versions that were read up to there: a manifest that was cut
-short makes RocksDB leave out a part in the middle, and say nothing. So a mark, `g` and a number (8
-bytes, big-endian), is written now and then: where a part is missing, the marks are not numbered
-without a gap.
+Changes that belong together share a write batch, so a kill leaves the index before or after a
+publication, never in between. The write-ahead log is not synced: after a machine crash an older
+index comes up, and the fold catches up. Offsets must never be newer than the versions read up to
+them, but a truncated manifest makes RocksDB silently drop a part in the middle. So marks (`g` and a
+number, 8 bytes, big-endian) are written regularly: where a part is missing, so is a number.
 """
 
 from __future__ import annotations
@@ -30,32 +28,31 @@ from eventpub.times import SYSTEM_CLOCK, Clock
 
 FORMAT = 3
 IDENTITY = b"midentity"
-"""The key of what an index belongs to, in every format."""
+"""Key of what an index belongs to, the same in every format."""
 NUMBER = struct.Struct(">q")
-"""A number in a key: in this order RocksDB has them."""
+"""A number in a key; RocksDB sorts by it."""
 _OF_WHO_OPENS = ("LOCK", "LOG", "rocksdict-config.json")
-"""Files that are rewritten whenever an index is opened."""
+"""Files that every open rewrites."""
 _MARKED_EVERY = 1 << 20
 """Bytes between two marks: fewer than RocksDB keeps in one file."""
 
 Changes = Mapping[bytes, bytes | None]
-"""New values by key; None: the key is deleted."""
+"""New values by key; None: delete."""
 Items = Callable[[bytes], Iterator[tuple[bytes, bytes]]]
-"""All keys with a prefix."""
+"""All keys with a prefix, and their values."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where indexes are: RocksDB on this machine's disk. Tests have others."""
+    """RocksDB on the local disk; tests replace it."""
 
     clock: Clock
 
     def exists(self, directory: Path) -> bool:
-        """Whether there is a database."""
         return (directory / "CURRENT").exists()
 
     def open(self, directory: Path) -> Rdict:
-        """A database in raw mode, for writing; made when absent."""
+        """Open for writing in raw mode; created if absent."""
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_keep_log_file_num(2)
@@ -68,10 +65,10 @@ class Storage:
 
     @contextmanager
     def reader(self, directory: Path) -> Iterator[Rdict]:
-        """One that another process may have open, to be read until the block is left."""
+        """Open read-only, even while another process has it open."""
         options, access = Options(raw_mode=True), AccessType.read_only()
         with ExitStack() as stack:
-            if not os.access(directory, os.W_OK):  # rocksdict writes a file there also to read
+            if not os.access(directory, os.W_OK):  # rocksdict writes a file even to read
                 folder = stack.enter_context(TemporaryDirectory(prefix="eventpub-index-"))
                 for file in directory.resolve().iterdir():
                     if file.name not in _OF_WHO_OPENS:
@@ -80,11 +77,10 @@ class Storage:
             yield stack.enter_context(closing(Rdict(str(directory), options, access_type=access)))
 
     def new_batch(self) -> WriteBatch:
-        """An empty batch of writes."""
         return WriteBatch(raw_mode=True)
 
     def set_aside(self, directory: Path, *, is_damaged: bool = True) -> Path:
-        """Move an index out of the way of a new one; where to. An older one there is removed."""
+        """Move an index away, replacing one moved earlier; returns where to."""
         aside = directory.with_name(f"{directory.name}.{'damaged' if is_damaged else 'former'}")
         shutil.rmtree(aside, ignore_errors=True)
         with suppress(FileNotFoundError):
@@ -96,12 +92,10 @@ ROCKSDB = Storage(SYSTEM_CLOCK)
 
 
 class Database:
-    """Open for writing, by this process alone.
+    """Open for writing, by this process alone; created if absent.
 
     Args:
-        directory: made when absent.
         lock_timeout: seconds to wait while another process has it open.
-        storage: where it is.
 
     Raises:
         StateError: index.locked, index.corrupt, index.disk_full.
@@ -120,22 +114,18 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close it and release the lock.
-
-        What it may not write any more, on a full disk, was said by the write that failed before;
-        what is in the write-ahead log, or on the topic, is read again.
-        """
+        """Close; errors are ignored: the failed write has raised, and the topic has its data."""
         with suppress(Exception):
             self._db.close()
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, on the disk and in memory for what is to come there."""
+        """Bytes on disk and in memtables."""
         sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(int(self._db.property_int_value(name) or 0) for name in sizes)
 
     def copy_to(self, folder: Path) -> None:
-        """Make a consistent copy beside publishing: links to files, where the disk has them.
+        """Make a consistent copy while in use, of hard links where the disk has them.
 
         Raises:
             StateError: index.disk_full, ….
@@ -147,11 +137,10 @@ class Database:
             raise _mapped(error, self.directory) from error
 
     def new_batch(self) -> Any:
-        """An empty batch of writes that belong together, for `write`."""
         return self.storage.new_batch()
 
     def apply(self, changes: Changes) -> None:
-        """Write changes to the disk, all of them or none."""
+        """Write to disk, all or nothing."""
         batch = self.storage.new_batch()
         for key, value in changes.items():
             if value is None:
@@ -161,11 +150,11 @@ class Database:
         Database.write(self, batch)
 
     def write(self, batch: Any) -> None:
-        """All of it or nothing."""
+        """All or nothing."""
         size = self._since_mark + batch.size_in_bytes()
         is_marked = not self._marks or size >= _MARKED_EVERY
         if is_marked:
-            # not as a range: each read would look at that, too, until the next compaction
+            # not a range delete, which slows down reads until the next compaction
             for number in range(self._old_marks):
                 batch.delete(_mark(number))
             batch.put(_mark(self._marks), self._session)
@@ -179,7 +168,7 @@ class Database:
         self._since_mark = 0 if is_marked else size
 
     def get(self, keys: Any) -> Any:
-        """The value of a key, or the values of some; None: there is none."""
+        """The value of a key, or the values of a list of keys; None: absent."""
         try:
             return self._db.get(keys)
         except Exception as error:
@@ -191,8 +180,6 @@ class Database:
 
 
 class _Batch(dict[bytes, bytes | None]):
-    """A batch that is kept in memory."""
-
     put = dict.__setitem__
 
     def delete(self, key: bytes) -> None:
@@ -200,27 +187,24 @@ class _Batch(dict[bytes, bytes | None]):
 
 
 class Overlay(Database):
-    """A database whose changes are kept in memory until `flush`: a reader sees them at once."""
+    """A database whose changes stay in memory until `flush`; reads see them at once."""
 
     def __init__(self, directory: Path, lock_timeout: float, storage: Storage) -> None:
         super().__init__(directory, lock_timeout, storage)
         self.changes = _Batch()
 
     def new_batch(self) -> Any:
-        """An empty batch of writes that belong together, for `write`."""
         return _Batch()
 
     def write(self, batch: Changes) -> None:
-        """Keep changes in memory."""
         self.changes.update(batch)
 
     def flush(self) -> None:
-        """Write all changes to the database, at once."""
+        """Write all changes to disk, atomically."""
         self.apply(self.changes)
         self.changes.clear()
 
     def get(self, keys: Any) -> Any:
-        """As of `Database`."""
         if isinstance(keys, bytes):
             return self.changes[keys] if keys in self.changes else super().get(keys)
         missing = [key for key in keys if key not in self.changes]
@@ -228,7 +212,6 @@ class Overlay(Database):
         return [below[key] if key in below else self.changes[key] for key in keys]
 
     def items(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """As of `Database`."""
         found: dict[bytes, bytes | None] = dict(super().items(prefix, start))
         first = prefix + start
         found |= {k: v for k, v in self.changes.items() if k.startswith(prefix) and k >= first}
@@ -240,7 +223,7 @@ class Overlay(Database):
 def _items(
     db: Any, directory: Path, prefix: bytes, start: bytes = b""
 ) -> Iterator[tuple[bytes, bytes]]:
-    """All keys with a prefix; unlike `Rdict.items`, it does not end where a block is damaged."""
+    """All keys with a prefix; unlike `Rdict.items`, raises where a block is damaged."""
     items = db.iter()
     if prefix:
         items.seek(prefix + start)
@@ -259,11 +242,7 @@ def _items(
 
 
 def _checked_marks(db: Any, directory: Path) -> int:
-    """How many marks there are: one for each MiB that a runner has written while it had the shard.
-
-    Raises:
-        StateError: index.corrupt: some are missing, and what was written between them.
-    """
+    """The number of marks, one per MiB of a session's writes; index.corrupt if one is missing."""
     count, first = 0, None
     for key, session in _items(db, directory, b"g"):
         first = first or session
@@ -278,14 +257,7 @@ def _mark(number: int) -> bytes:
 
 
 def require_known_format(items: Iterator[tuple[bytes, bytes]], directory: Path) -> None:
-    """To be called before anything else of an index is read.
-
-    Args:
-        items: of the key `IDENTITY`; none where nothing was written yet.
-
-    Raises:
-        StateError: index.newer_format
-    """
+    """Raise index.newer_format; call before anything else is read. `items`: of `IDENTITY`."""
     written = next((json.loads(identity).get("format") for _, identity in items), None)
     if isinstance(written, int) and written > FORMAT:
         raise StateError(
@@ -301,10 +273,7 @@ def require_known_format(items: Iterator[tuple[bytes, bytes]], directory: Path) 
 
 @contextmanager
 def read_only(directory: Path, storage: Storage = ROCKSDB) -> Iterator[Items | None]:
-    """An index that another process may have open, until the block is left; None: there is none.
-
-    Yields:
-        A function that gives all keys with a prefix.
+    """Open an index that another process may have open; yields None if there is none.
 
     Raises:
         StateError: index.newer_format, index.corrupt, ….
@@ -335,7 +304,6 @@ def _open(directory: Path, lock_timeout: float, storage: Storage) -> Any:
 
 
 def _mapped(error: Exception, directory: Path) -> StateError:
-    """An error of RocksDB as one of ours."""
     text = str(error)
     where = str(directory)
     if "lock" in text.lower() and ("LOCK" in text or "No locks" in text):

@@ -1,8 +1,4 @@
-"""The facts of one shard: offsets, position, baseline, and what a fold or a restart must know.
-
-By name, as JSON; read once when the index is opened. They are written together with what they are
-about, in one write batch.
-"""
+"""Facts of one shard: JSON by name, written in one batch with the data that they describe."""
 
 from __future__ import annotations
 
@@ -15,18 +11,17 @@ from eventpub.errors import StateError
 from eventpub.index.database import Database, Items
 
 _TIMES_SETTLE = 86_400_000_000
-"""µs: by so much at most do times differ that are read in two zones."""
+"""µs: the most by which times read in two zones differ."""
 _FLAGS = ("skips", "refusals", "rewrites")
 
 Partition = tuple[str, int]
-"""A topic and the number of one of its partitions."""
+"""Topic and partition number."""
 Offsets = dict[Partition, int]
-"""The offset of the next record."""
 
 MISSING_MARKERS = "unmarked"
-"""The name of this fact on the disk, as it has always been."""
+"""This fact's name on disk, kept for compatibility."""
 Range = tuple[int, int]
-"""The first offset of records that belong together, and the next after their last."""
+"""First offset of related records, and the offset after the last."""
 
 
 _NAMES = {"app": "app.id", "topic": "sink.topic", "table": "the table"}
@@ -47,20 +42,17 @@ _OTHER_TABLE = (
 
 
 def read_facts(items: Items) -> dict[str, Any]:
-    """All facts of an index, by name."""
     return {key[1:].decode(): json.loads(value) for key, value in items(b"m")}
 
 
 class Facts:
-    """The facts of an open index."""
-
     def __init__(self, database: Database) -> None:
         self._db = database
         self._facts = read_facts(database.items)
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was ever written: lost, or the shard's first start."""
+        """Nothing was ever written: the index was lost, or this is the first start."""
         return "offsets" not in self._facts
 
     @property
@@ -70,89 +62,81 @@ class Facts:
 
     @property
     def written(self) -> dict[Partition, Range]:
-        """Of the offsets that came from a publication: first and next offset of its records."""
+        """Offset range of the latest publication, where an offset came from one."""
         return self._ranges("written")
 
     @property
     def missing_markers(self) -> dict[Partition, Range]:
-        """Published ranges that may be lost, to be restored before anything else is done."""
+        """Published ranges that may be lost; restore them before anything else."""
         return self._ranges(MISSING_MARKERS)
 
     @property
     def topics(self) -> dict[str, str]:
-        """Kafka's ids of the topics that the offsets belong to, as far as they are known."""
+        """Kafka's ids of the topics that the offsets belong to, if known."""
         return dict(self._facts.get("topics", {}))
 
     @property
     def reads_everywhere(self) -> bool:
-        """Whether the next fold has to read all partitions for this shard's aggregates."""
+        """Whether the next fold must read all partitions for this shard's aggregates."""
         return bool(self._facts.get("everywhere"))
 
     @property
     def position(self) -> int | None:
-        """Everything created at or before is published, held here, or skipped; µs."""
+        """Everything created up to here is published, held, or skipped; µs."""
         return self._facts.get("position")
 
     @property
     def baseline(self) -> int | None:
-        """Events created at or before count as published; µs."""
+        """Events created up to here count as published; µs."""
         return self._facts.get("baseline")
 
     @property
     def forgotten(self) -> list[int]:
-        """Where they differed, the baselines of the indexes that this one has taken over, in their
-        order, until `decide_baseline`."""
+        """Baselines of the former indexes, in order, if they differ; until `decide_baseline`."""
         return list(self._facts.get("forgotten", ()))
 
     @property
     def dead_run(self) -> int:
-        """How many dead letters were written since the last event that was published."""
+        """Dead letters since the last published event."""
         return int(self._facts.get("dead_run", 0))
 
     @property
     def undecided(self) -> tuple[bool, int, bool] | None:
-        """While it is not known yet whether an index needs a baseline, since it is new, or older
-        than what was cut off the topic: whether the topic was found truncated, `create_time` of the
-        newest event read back, µs, and whether all that it knows was read back. None: decided.
+        """Set until it is decided whether a new or truncated shard needs a baseline.
+
+        Returns:
+            Whether the topic was found truncated; `create_time` of the newest event read back, µs;
+            whether all that the index knows was read back. None: decided.
         """
         found = self._facts.get("undecided")
         return None if found is None else (bool(found[0]), int(found[1]), bool(found[2]))
 
     @property
     def chunk_bytes(self) -> int | None:
-        """The size of a transaction to begin with, since larger ones took too long."""
+        """Initial transaction size, since larger ones took too long."""
         return self._facts.get("chunk_bytes")
 
     @property
     def has_contents(self) -> bool:
-        """Whether it knows the contents of all versions that are on the topic."""
+        """Whether the contents of all versions on the topic are known."""
         return bool(self._facts.get("contents"))
 
     # -- writes ----------------------------------------------------------------------------------
 
     def note_contents(self, are_kept: bool) -> None:
-        """Whether contents are kept from now on; see `has_contents`."""
         self._note({"contents": are_kept})
 
     def begin(self, baseline: int | None) -> None:
-        """Write the first facts of a new index; `baseline` as in `Known`.
-
-        Whether it stays is decided when the topic was read back once, to its end: see `undecided`.
-        """
+        """Write a new index's first facts; `baseline` is final after the first full fold."""
         self._note(merged([], (), baseline, lambda *_: 0))
 
     def keep_times(self, read_as: str, now: int) -> None:
-        """What is known of times before this was not kept by this way of reading them.
-
-        Args:
-            read_as: how the store's `create_time` is read: its zone and precision.
-            now: the database's time.
-        """
+        """Record how `create_time` is read; after a change, older times are not compared."""
         times = self._facts["times"]
         if times["read_as"] == read_as:
             return
         since = times["since"]
-        if times["read_as"] is not None:  # what was read before may be read at another time now
+        if times["read_as"] is not None:  # rows read before may now have another time
             since = now + _TIMES_SETTLE
         self._note({"times": {"read_as": read_as, "since": since}})
 
@@ -162,7 +146,7 @@ class Facts:
         self._note({"times": times})
 
     def note_truncated(self, truncated: bool, newest: int) -> None:
-        """What a fold has met so far, before its offsets move on; see `undecided`."""
+        """Record what a fold found, before its offsets move on; see `undecided`."""
         before = self.undecided
         if before is None and truncated:
             before = (False, 0, False)
@@ -170,22 +154,20 @@ class Facts:
             self._note({"undecided": [truncated or before[0], max(newest, before[1]), before[2]]})
 
     def decide_baseline(self, baseline: int | None) -> None:
-        """That fold has ended. `baseline`: see the property; None: it stays as it is."""
+        """End `undecided`; None leaves the baseline as it is."""
         facts: dict[str, Any] = {"undecided": None, "forgotten": []}
         if baseline is not None:
             facts["baseline"] = baseline
         self._note(facts)
 
     def note_chunk_bytes(self, size: int | None) -> None:
-        """Remember it for the shard's next owner; None: it is no longer needed."""
         self._note({"chunk_bytes": size})
 
     def moved_to(self, offsets: Mapping[Partition, int]) -> None:
-        """Note how far a fold has read where it found nothing to take over."""
         self._note(self._moved(offsets))
 
     def note_topics(self, ids: Mapping[str, str], made_again: Collection[str]) -> None:
-        """Remember the topics' ids; of those that were made again no offset means anything."""
+        """Record the topics' ids; drop the offsets of recreated ones, which are void."""
         facts: dict[str, Any] = {"topics": {**self.topics, **ids}}
         for name in ("offsets", "written", MISSING_MARKERS):
             kept = {t: p for t, p in self._facts.get(name, {}).items() if t not in made_again}
@@ -193,7 +175,7 @@ class Facts:
         self._note(facts)
 
     def has_read_everywhere(self, own: Collection[Partition]) -> None:
-        """From now on its own partitions are enough."""
+        """From now on, the shard's own partitions are enough."""
         facts: dict[str, Any] = {"everywhere": False}
         for name, ranges in (("written", self.written), (MISSING_MARKERS, self.missing_markers)):
             facts[name] = nested_of({p: r for p, r in ranges.items() if p in own})
@@ -201,12 +183,12 @@ class Facts:
         self._note(facts)
 
     def note_missing_markers(self, written: Mapping[Partition, Range]) -> None:
-        """These ranges, published and known here, have turned out to be not visible."""
+        """Record ranges, published and known here, that turned out not to be visible."""
         missing_markers = nested_of({**self.missing_markers, **written})
         self._note({MISSING_MARKERS: missing_markers})
 
     def restored(self) -> None:
-        """What missed a marker is visible now: there or behind, from where it is folded again."""
+        """The ranges with missing markers are visible now, there or later: fold them again."""
         before = self.offsets
         starts = {
             p: first for p, (first, _) in self.missing_markers.items() if before.get(p, 0) > first
@@ -219,13 +201,12 @@ class Facts:
         offsets: Mapping[Partition, int],
         written: Mapping[Partition, Range] | None = None,
     ) -> dict[str, Any]:
-        """The facts after the offsets of some partitions have moved, by a publication or not."""
         before = self.offsets
         moved = {place for place, offset in offsets.items() if before.get(place) != offset}
         ranges = self.written
         kept = {place: w for place, w in ranges.items() if place not in moved}
         for place, (first, end) in (written or {}).items():
-            # written where a marker was to be: one transaction with what is before, to the broker
+            # written where a marker was due: one transaction with the records before, to the broker
             joined = place in ranges and ranges[place][1] == first
             kept[place] = (ranges[place][0] if joined else first, end)
         return {"offsets": nested_of({**before, **offsets}), "written": nested_of(kept)}
@@ -235,7 +216,7 @@ class Facts:
         return {partition: (first, end) for partition, (first, end) in found}
 
     def _note(self, facts: Mapping[str, Any]) -> None:
-        """Write facts, where one is new or has changed."""
+        """Write facts if one has changed."""
         if any(self._facts.get(name) != value for name, value in facts.items()):
             self._write(self._db.new_batch(), facts)
 
@@ -249,7 +230,7 @@ class Facts:
 
 
 def nested_of(by_partition: Mapping[Partition, Any]) -> dict[str, dict[str, Any]]:
-    """By topic and then by partition, as JSON can have it."""
+    """By topic, then partition, for JSON."""
     nested: dict[str, dict[str, Any]] = {}
     for (topic, partition), value in by_partition.items():
         nested.setdefault(topic, {})[str(partition)] = value
@@ -257,7 +238,6 @@ def nested_of(by_partition: Mapping[Partition, Any]) -> dict[str, dict[str, Any]
 
 
 def flat_of(nested: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Partition, Any]]:
-    """What `nested_of` was given."""
     for topic, partitions in nested.items():
         for partition, value in partitions.items():
             yield (topic, int(partition)), value
@@ -269,14 +249,12 @@ def merged(
     baseline: int | None,
     settled: Callable[[int | None, int], int],
 ) -> dict[str, Any]:
-    """The facts of an index that takes over what all of these know of its shard.
+    """Facts of an index that takes over several former ones.
 
     Args:
-        former: the facts of each; None: it is gone, and what it knew is read back from the topic.
-        own: partitions that are the shard's.
-        baseline: of a new index.
-        settled: asked where some have forgotten more than others, with the position and the highest
-            baseline: up to when all of them have published everything, µs.
+        former: facts of each; None: it is lost, to be read back from the topic.
+        settled: called if baselines differ, with the position and the highest baseline; returns up
+            to when all former indexes have published everything, µs.
     """
     there = [facts for facts in former if facts is not None]
     moved: dict[str, Any] = {}
@@ -307,7 +285,6 @@ def merged(
 
 
 def _times(there: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Since when times are kept, and how they are read."""
     kept_by = [facts["times"] for facts in there if facts]  # else nothing was written there yet
     since = [t["since"] for t in kept_by if t["since"] is not None]
     read_as = {t["read_as"] for t in kept_by} or {None}
@@ -318,7 +295,7 @@ def _times(there: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def of_another(found: Mapping[str, Any], required: Mapping[str, Any], where: Path) -> StateError:
-    """What differs between the identity that a state has and the one that it must have."""
+    """The error for a state of another identity; names what differs."""
     differing = [name for name in {**required, **found} if found.get(name) != required.get(name)]
     theirs, ours = (
         " and ".join(_words(name, of) for name in differing) for of in (found, required)

@@ -2,20 +2,19 @@
 
 Keys are one letter and the aggregate's UTF-8 bytes:
 
-    v  last version          8 bytes, little-endian, signed; and as many: when the aggregate's rows
-                             were created, as `admission.Seen` packs it
+    v  last version          8 bytes, little-endian, signed; then 8 bytes: packed `admission.Seen`
     h  open hold             packed, see `values`
     s  skipped versions      JSON, list of [first, last]
     r  refused versions      JSON, list: below the first version, on the topic of dead letters
     x  rewritten             JSON: `since`, `last` and `decided` of `admission.Rewritten`
-    d  contents of a version 8 bytes for each row of it that was decided, see
-                             `admission.Known.contents`; only where the table allows two of them.
-                             Before the aggregate the key has the version, 16 hexadecimal digits
+    d  contents of a version 8 bytes per decided row, see `admission.Known.contents`; only if the
+                             table's key is not unique. 16 hexadecimal digits of the version
+                             precede the aggregate
     m  facts of the shard    JSON, by name: offsets, position, baseline, undecided, skips, refusals,
                              rewrites, dead_run, chunk_bytes, times, contents, identity
 
-and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian): how many rows of
-it have been accounted for (8 bytes, little-endian); `g` and a number: a mark, see `database`.
+and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian): its accounted rows
+(8 bytes, little-endian); `g` and a number: a mark, see `database`.
 """
 
 from __future__ import annotations
@@ -52,24 +51,20 @@ _AGGREGATE_AT = {b"v": 1, b"h": 1, b"s": 1, b"r": 1, b"x": 1, b"d": 17}
 
 
 class Index(Aggregates):
-    """One shard's index, open. A context manager: `close` gives the lock back.
+    """One shard's index, open. A context manager.
 
     Args:
-        directory: made when absent.
-        identity: what the index belongs to (application, topic, shard); an index of something
-            else is refused, because its versions would make this topic lose events.
-        adopts: says of the identity that an index was made with whether it may become this one, as
-            where the application was renamed.
-        lock_timeout: seconds to wait while another process has it open: a worker that was killed
-            may need a moment to be gone.
-        redo: where batches have journals: called with the last batch that the index contains, it
-            yields the changes of the batches that follow. Writes are then kept in memory until
-            `flush`, since the index must not contain a batch whose journal does not exist.
-        storage: where it is.
+        directory: created if absent.
+        identity: application, topic, shard, …; another one's index is refused, as its versions
+            would make this topic lose events.
+        adopts: whether an index of another identity may become this one, such as after a rename.
+        lock_timeout: seconds to wait for the lock; a killed worker may need a moment to exit.
+        redo: for batches with journals: takes the last batch in the index, yields the changes of
+            those after it. Writes then stay in memory until `flush`: the index must not contain a
+            batch without a journal.
 
     Raises:
-        StateError: index.locked, index.newer_format, state.foreign, index.corrupt,
-            index.disk_full.
+        StateError: index.locked, index.newer_format, state.foreign, index.corrupt, index.disk_full.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -98,7 +93,6 @@ class Index(Aggregates):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, on the disk and in memory for what is to come there."""
         return self._db.size
 
     def _require(
@@ -118,30 +112,25 @@ class Index(Aggregates):
         self.close()
 
     def close(self) -> None:
-        """Close it and release the lock."""
         self._db.close()
 
     def copy_to(self, folder: Path) -> None:
-        """Make a consistent copy beside publishing: links to files, where the disk has them.
-
-        Raises:
-            StateError: index.disk_full, ….
-        """
+        """See `Database.copy_to`."""
         self._db.copy_to(folder)
 
     def end_batch(self, number: int) -> Changes:
-        """Note that all of a batch is contained; the changes since `redo`, for the journal."""
+        """Record a complete batch; returns the changes since `redo`, for its journal."""
         self._note({"batch": number})
         assert isinstance(self._db, Overlay)
         return self._db.changes
 
     def flush(self) -> None:
-        """Write the changes, whose journal exists now."""
+        """Write the changes; their journal must exist."""
         assert isinstance(self._db, Overlay)
         self._db.flush()
 
     def pending(self, most: int, about: Sequence[str]) -> Pending:
-        """As `glance`, of the open index."""
+        """Like `glance`, of the open index."""
         holds, count = choose(self.holds.values(), most, about)
         skipped = self.known(list(about)).skipped
         return Pending(holds, count, {a: list(found) for a, found in skipped.items()})
@@ -159,19 +148,14 @@ class Index(Aggregates):
         adopts: Callable[[Mapping[str, Any]], bool],
         everywhere: bool = False,
     ) -> None:
-        """Take over what indexes of another number of shards or partitions know of this shard's.
+        """Take over this shard's aggregates from indexes of another number of shards or partitions.
 
-        To be called instead of `begin`. Until it has returned, the index counts as new. Where one
-        of them is gone, what it knew is read back from the topic.
+        Call instead of `begin`; until it returns, the index counts as new. What a missing index
+        knew is read back from the topic.
 
         Args:
-            directories: of all the former indexes.
-            belongs: whether an aggregate is this shard's.
-            partitions: those that are this shard's; with `everywhere`, all.
-            baseline: as in `begin`.
-            settled: as of `merged`.
-            adopts: says of the identity of a former index whether it may be taken over.
-            everywhere: see `reads_everywhere`.
+            partitions: this shard's; with `everywhere`, all.
+            adopts: whether a former index of this identity may be taken over.
 
         Raises:
             StateError: index.newer_format, state.foreign, ….
@@ -186,11 +170,8 @@ class Index(Aggregates):
         belongs: Callable[[str], bool],
         adopts: Callable[[Mapping[str, Any]], bool],
     ) -> dict[str, Any] | None:
-        """Take over what another index knows of this shard's aggregates; its facts.
-
-        None where it is gone or damaged: what was copied of it is true all the same, but how far it
-        had read says nothing.
-        """
+        """Copy this shard's aggregates; returns the facts. None if it is gone or damaged: what was
+        copied is true, but its offsets say nothing."""
         try:
             with read_only(directory, self._db.storage) as items:
                 if items is None:
@@ -220,12 +201,7 @@ class Index(Aggregates):
         self._db.write(batch)
 
     def set_buckets(self, rows: Mapping[int, int], forget_below: int) -> None:
-        """Note how many rows time buckets have, all of which are accounted for.
-
-        Args:
-            rows: per bucket.
-            forget_below: buckets of smaller numbers are not needed any more.
-        """
+        """Set the row counts of buckets, all accounted for; delete those below `forget_below`."""
         batch = self._db.new_batch()
         for bucket, count in rows.items():
             self.counts.put(batch, bucket, count)
@@ -233,11 +209,7 @@ class Index(Aggregates):
         self._write(batch, {})
 
     def go_back(self, by: int | None) -> None:
-        """What was created in so many µs up to the position is to be read, and counted, again.
-
-        Args:
-            by: None: nothing is known any more of what was read.
-        """
+        """Move the position back by `by` µs, to read and count again; None: forget it."""
         if self.position is not None:
             first = 0 if by is None else bucket_of(self.position - by)
             batch = self._db.new_batch()
@@ -245,19 +217,15 @@ class Index(Aggregates):
             self._write(batch, {"position": None if by is None else first * WIDTH})
 
     def note_dead_run(self, run: int) -> None:
-        """How many dead letters came in a row; see `dead_run`."""
         self._note({"dead_run": run})
 
 
 _copies: set[Path] = set()
-"""Folders of this process's copies, which their creators remove."""
+"""This process's copies, which their creators remove."""
 
 
 def folder_for(directory: Path) -> Path:
-    """Where a copy of an index is made: beside it, on its disk, for links.
-
-    What processes that were killed have left of others is removed.
-    """
+    """Where to copy an index: beside it, for hard links. Removes copies of killed processes."""
     for left in directory.parent.glob(f"{directory.name}.copy-*"):
         if left not in _copies and not _is_of_another(left):
             shutil.rmtree(left, ignore_errors=True)
@@ -267,7 +235,7 @@ def folder_for(directory: Path) -> Path:
 
 
 def _is_of_another(folder: Path) -> bool:
-    """Whether another process that lives may have made it."""
+    """Whether another live process may have made it."""
     pid = folder.name.rpartition(".copy-")[2].split("-")[0]
     if not pid.isdigit() or int(pid) == os.getpid():
         return False

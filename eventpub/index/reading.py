@@ -1,4 +1,4 @@
-"""Indexes as others see them: of a shard that another process has open, or that none has."""
+"""Indexes read from outside: another process may have them open, or none."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ Ranges: TypeAlias = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Pending:
-    """What waits in an index, as far as it was asked for; there may be hundreds of thousands.
+    """What waits in an index, where there may be hundreds of thousands of holds.
 
     Attributes:
-        holds: of the aggregates that were asked for, and those that were seen first.
-        count: of all holds.
-        skipped: of the aggregates that were asked for: skipped versions that have not turned up.
+        holds: of the requested aggregates, and those first seen; `count`: of all.
+        skipped: skipped versions of the requested aggregates that have not turned up.
     """
 
     holds: list[Hold]
@@ -38,13 +37,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Summary:
-    """What an index says of its shard.
-
-    Attributes:
-        position, baseline: as of `Index`.
-        low: from where a shard without an index must read again, µs; None: as `position`.
-        identity: what the index belongs to.
-    """
+    """An index's facts; `low`: from where a shard that lost it must read again, µs."""
 
     position: int | None
     low: int | None
@@ -53,7 +46,7 @@ class Summary:
 
 
 def choose(holds: Iterable[Hold], most: int, about: Collection[str]) -> tuple[list[Hold], int]:
-    """Those of some aggregates, then those that were seen first; and how many there are."""
+    """Holds of the aggregates in `about`, then the `most` first seen; and the total count."""
     named: list[Hold] = []
     count = 0
 
@@ -71,16 +64,14 @@ def choose(holds: Iterable[Hold], most: int, about: Collection[str]) -> tuple[li
 
 
 def glance(directory: Path, most: int = 0, about: Collection[str] = ()) -> Pending:
-    """What is pending in an index that another process may have open; nothing where there is none.
+    """Up to `most` holds, first seen first, and all about some aggregates; empty if no index.
 
-    Args:
-        most: so many holds, those that were seen first.
-        about: aggregates whose holds and skips are wanted, too.
+    Another process may have the index open.
 
     Raises:
         StateError: index.newer_format, index.corrupt, ….
     """
-    for _ in range(5):  # files go while another process writes
+    for _ in range(5):  # files vanish while another process writes
         with suppress(StateError):
             return _glance(directory, most, about)
         time.sleep(0.05)
@@ -102,7 +93,7 @@ def _glance(directory: Path, most: int, about: Collection[str]) -> Pending:
 
 
 def summary(directory: Path, storage: Storage) -> Summary | None:
-    """Of an index that no process has open; None where none exists, or none that is usable."""
+    """Of an index that no process has open; None if absent or unusable."""
     try:
         with read_only(directory, storage) as items:
             if items is None:

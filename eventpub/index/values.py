@@ -1,4 +1,4 @@
-"""How the values of aggregates, of time buckets and of holds are stored."""
+"""Encoding of the values of aggregates, time buckets and holds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from eventpub.admission import Hold
 from eventpub.index.database import NUMBER, Database
 
 LAST_SEEN = struct.Struct("<qq")
-"""An aggregate's last version, and when its rows were created."""
+"""An aggregate's last version, and its packed `Seen`."""
 
 
 def put_json(batch: Any, letter: bytes, values: Mapping[str, Any]) -> None:
-    """Put lists of aggregates into a batch; the key of an empty one is deleted."""
+    """Put lists of aggregates into a batch; delete empty ones."""
     for aggregate_id, value in values.items():
         key = letter + aggregate_id.encode()
         if value:
@@ -26,13 +26,12 @@ def put_json(batch: Any, letter: bytes, values: Mapping[str, Any]) -> None:
 
 
 def put_contents(batch: Any, contents: Mapping[tuple[str, int], Iterable[bytes]]) -> None:
-    """Put the contents of versions into a batch."""
     for event, found in contents.items():
         batch.put(b"d" + of_version(event).encode(), b"".join(sorted(found)))
 
 
 def of_version(event: tuple[str, int]) -> str:
-    """A version of an aggregate in a key."""
+    """A version in a key; see `index`."""
     aggregate_id, version = event
     return f"{version & (1 << 64) - 1:016x}{aggregate_id}"
 
@@ -41,14 +40,13 @@ _ROWS = struct.Struct("<q")
 
 
 class BucketCounts:
-    """By the bucket's number."""
+    """Accounted rows by bucket number."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
         self._pruned_below = 0
 
     def since(self, first: int) -> dict[int, int]:
-        """Row counts of the buckets from one on."""
         found = self._db.items(b"c", NUMBER.pack(max(first, 0)))
         return {NUMBER.unpack(key[1:])[0]: _ROWS.unpack(value)[0] for key, value in found}
 
@@ -60,12 +58,11 @@ class BucketCounts:
         batch.put(b"c" + NUMBER.pack(bucket), _ROWS.pack(rows))
 
     def delete_since(self, batch: Any, first: int) -> None:
-        """Delete buckets from one on."""
         for bucket in self.since(first):
             batch.delete(b"c" + NUMBER.pack(bucket))
 
     def prune(self, batch: Any, forget_below: int) -> None:
-        since = self._pruned_below  # what was deleted before is not passed over again
+        since = self._pruned_below  # do not iterate over earlier deletions again
         if forget_below <= since:
             return
         for key, _ in self._db.items(b"c", NUMBER.pack(since)):
@@ -76,13 +73,12 @@ class BucketCounts:
 
 
 _PACKED = struct.Struct("<qqqiqq?")
-"""A hold without its aggregate, in the order of its fields."""
+"""A hold without its aggregate, in field order."""
 _TIMES = struct.Struct("<28xqqx")
-"""Of a packed hold: when it is tried next, and its oldest event."""
+"""`next_attempt` and `since` of a packed hold."""
 
 
 def packed_hold(hold: Hold) -> bytes:
-    """A hold as it is stored; its aggregate is the key."""
     return _PACKED.pack(
         hold.first_missing,
         hold.seen,
@@ -95,16 +91,15 @@ def packed_hold(hold: Hold) -> bytes:
 
 
 def unpacked_hold(aggregate_id: str, value: bytes) -> Hold:
-    """The hold that `packed_hold` wrote."""
     return Hold(aggregate_id, *_PACKED.unpack(value))
 
 
 class Holds(Mapping[str, Hold]):
-    """The open holds of a shard, and those that are due, without looking at all.
+    """The open holds of a shard.
 
     There may be hundreds of thousands (an archived store, a wrong first version), and each window
-    asks when the next one is due. So they stay packed in memory until one is requested, and
-    two heaps give the next that is due and the oldest event that is held.
+    asks for the next one due. So they stay packed, and two heaps give the next due and the oldest
+    event.
     """
 
     def __init__(self) -> None:
@@ -125,7 +120,7 @@ class Holds(Mapping[str, Hold]):
         return len(self._packed)
 
     def load(self, aggregate_id: str, value: bytes) -> None:
-        """Take over one as it is stored."""
+        """Add one as stored."""
         self._packed[aggregate_id] = value
         for heap in (self._due, self._since):
             heap.add(aggregate_id, value)
@@ -143,7 +138,7 @@ class Holds(Mapping[str, Hold]):
                 self.load(aggregate_id, value)
 
     def due(self, now: int, most: int | None = None) -> list[str]:
-        """The aggregates whose next attempt is due, longest first; at most so many."""
+        """Aggregates whose next attempt is due, longest overdue first."""
         taken: dict[tuple[int, str], None] = {}
         while (first := self._due.first()) and first[0] <= now and len(taken) != most:
             taken[first] = None
@@ -158,22 +153,16 @@ class Holds(Mapping[str, Hold]):
         return first and first[0]
 
     def due_after(self, latest: int) -> list[Hold]:
-        """Those whose next attempt is later than that, µs."""
         return [self[a] for a, value in self._packed.items() if _TIMES.unpack(value)[0] > latest]
 
     def oldest(self) -> int | None:
-        """The smallest `create_time` among the events held, µs; None: nothing is held."""
+        """Smallest `create_time` of the held events, µs; None: nothing is held."""
         first = self._since.first()
         return first and first[0]
 
 
 class _Heap:
-    """Holds by one of their times; what has changed since it was added is passed over.
-
-    Args:
-        packed: the holds, as they are stored.
-        which: of `_TIMES`.
-    """
+    """Holds by the `which`-th of `_TIMES`; stale entries are skipped when read."""
 
     def __init__(self, packed: Mapping[str, bytes], which: int) -> None:
         self._packed = packed
@@ -184,7 +173,7 @@ class _Heap:
         heapq.heappush(self._entries, (_TIMES.unpack(value)[self._which], aggregate_id))
 
     def first(self) -> tuple[int, str] | None:
-        """The smallest time and whose it is."""
+        """Smallest time, and its aggregate."""
         if len(self._entries) > 2 * len(self._packed) + 1000:
             times = ((_TIMES.unpack(value)[self._which], a) for a, value in self._packed.items())
             self._entries = sorted(times)

@@ -1,7 +1,7 @@
-"""Servers for people who have none: a Kafka broker and a MariaDB on this machine.
+"""A Kafka broker and a MariaDB on this machine, for the demo, the tutorial and the tests.
 
-For the demo and the tutorial; the tests build upon them. No root and no container engine is needed,
-a second start downloads nothing, and nothing is left running, however the starting process ends.
+They need neither root nor a container engine, download once, and never outlive the process that
+started them.
 """
 
 from eventpub.local.downloads import find_java, on_stderr, silent

@@ -1,7 +1,7 @@
 """The Java that runs the servers, and the cache of their programs.
 
-A program is built in a `.partial` folder under a file lock and renamed when complete: it is fetched
-once, whole or not at all.
+A program is built in a `.partial` folder under a file lock and renamed when complete, so it is
+fetched once, whole or not at all.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from eventpub.errors import LocalError
 MIB = 1 << 20
 
 Progress = Callable[[str], AbstractContextManager[None]]
-"""Called with what is being set up, and open for as long as that takes."""
+"""A context manager around each step, called with its description."""
 
 
 @contextmanager
 def on_stderr(what: str) -> Iterator[None]:
-    """A line at the beginning and at the end."""
     started = time.monotonic()
     print(f"eventpub: {what} …", file=sys.stderr, flush=True)
     yield
@@ -55,14 +54,7 @@ def cache_folder() -> Path:
 def installed(
     name: str, *, needs: int, progress: Progress, build: Callable[[Path, Progress], None]
 ) -> Path:
-    """The cached folder `name`; where it is missing, `build` fills an empty one first.
-
-    Args:
-        needs: bytes that must be free while it is built.
-
-    Raises:
-        LocalError: `local.disk_full`, `local.network`, `local.cache_denied`.
-    """
+    """The cached folder `name`; if it is missing, `build` fills it, with `needs` bytes free."""
     folder = cache_folder() / name
     if folder.is_dir():
         return folder
@@ -110,7 +102,7 @@ def _disk_full(folder: Path, needs: int) -> LocalError:
 @contextmanager
 def _locked(path: Path, name: str, progress: Progress) -> Iterator[None]:
     with path.open("w") as file:
-        # `run` hands it on: a download may outlive a killed parent, and still write into the folder
+        # passed on by `run`: a download may outlive a killed parent and still write to the folder
         os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,12 +113,10 @@ def _locked(path: Path, name: str, progress: Progress) -> Iterator[None]:
 
 
 def maven(artifacts: Sequence[tuple[str, str, str]], folder: Path) -> None:
-    """Puts the jars of `artifacts` (organisation, name, version) and all they need into `folder`.
+    """Put the jars of `artifacts` (organisation, name, version) and their dependencies into
+    `folder`.
 
     From Maven Central, by the Ivy that pyspark ships. Some jars are of the type bundle.
-
-    Raises:
-        LocalError: `local.java_missing`, `local.network`, `local.ivy_missing`.
     """
     stage = folder / ".ivy"
     stage.mkdir()
@@ -175,11 +165,6 @@ def _proxy_options() -> list[str]:
 
 
 def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> None:
-    """Runs a command that downloads, in `folder`.
-
-    Raises:
-        LocalError: `local.network` with the last lines of its output.
-    """
     answer = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -206,8 +191,7 @@ def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> Non
 
 
 def run_once(command: Sequence[str], text: str = "") -> None:
-    """Runs a command that prepares a server's first data; `text` is its input."""
-    # in a folder of its own: a MariaDB that starts removes temporary tables
+    # in a folder of its own: a starting MariaDB removes temporary tables
     with TemporaryDirectory(prefix="eventpub-") as temporary:
         answer = subprocess.run(
             command,
@@ -232,7 +216,7 @@ def tail(text: str, *, lines: int) -> str:
 
 
 OLDEST = 17
-"""Older ones run neither Spark nor Kafka."""
+"""Older versions run neither Spark nor Kafka."""
 _PLACES = (
     "usr/lib/jvm/*/bin/java",
     "opt/homebrew/opt/openjdk*/bin/java",
@@ -243,11 +227,7 @@ _PLACES = (
 
 @cache
 def find_java() -> Path:
-    """The `java` of $JAVA_HOME, the PATH, or the system's usual folders that is new enough.
-
-    Raises:
-        LocalError: `local.java_missing`, with the command that installs one.
-    """
+    """A recent `java` of $JAVA_HOME, the PATH, or the usual folders; raises local.java_missing."""
     tried: list[str] = []
     for candidate in dict.fromkeys(_candidates()):
         version = version_of(candidate)

@@ -1,8 +1,8 @@
-"""A server as a child process: started, stopped, and never left behind.
+"""A server as a child process that never outlives its parent.
 
-Each runs in its own session, so that Ctrl-C on the terminal reaches only eventpub. A watcher (a
-shell that waits for the end of a pipe) stops the server when the process that started it is gone,
-even after ``kill -9``; Linux's parent-death signal fires when the *thread* ends.
+Each runs in its own session, so Ctrl-C on the terminal reaches only eventpub. A watcher (a shell
+that waits for the end of a pipe) stops the server when the parent is gone, even after ``kill -9``;
+Linux's parent-death signal would fire when the *thread* ends.
 """
 
 from __future__ import annotations
@@ -39,12 +39,7 @@ _given: collections.deque[socket.socket] = collections.deque(maxlen=100)  # mark
 
 
 class Server(ABC):
-    """One server on 127.0.0.1; a context manager that stops it.
-
-    Attributes:
-        directory: its data, configuration and log; a later server may be started on it again.
-        port: where it listens; stays the same over `restart`.
-    """
+    """One server on 127.0.0.1; a context manager that stops it. `restart` keeps its port."""
 
     name = "server"
 
@@ -68,11 +63,7 @@ class Server(ABC):
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts it and waits until it answers.
-
-        Raises:
-            LocalError: `local.start_failed` with the last lines of its log.
-        """
+        """Start it and wait until it answers; raises local.start_failed."""
         if self.running:
             return
         with self._progress(f"starting {self.name}"):
@@ -84,7 +75,7 @@ class Server(ABC):
                 raise
 
     def stop(self) -> None:
-        """Stops it cleanly; by force after 20 s."""
+        """Stop it cleanly; by force after 20 s."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -113,7 +104,7 @@ class Server(ABC):
 
     @abstractmethod
     def _is_ready(self, printed: str) -> bool:
-        """Whether it serves; `printed` is what it has logged since its start."""
+        """Whether it serves; `printed` is its log since the start."""
 
     def _deliver(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -124,7 +115,7 @@ class Server(ABC):
         return ["sh", "-c", _STOP_PID, "sh", str(self.pid)]
 
     def _start_process(self) -> int:
-        """Where in the log its output begins."""
+        """Returns the log's offset at which its output begins."""
         command = self._command()
         with self.log.open("ab") as log:
             begin = log.tell()
@@ -200,8 +191,7 @@ def _suggestion(printed: str) -> str:
 def free_port() -> int:
     """A free port of 127.0.0.1, below the range of outgoing connections.
 
-    Until a server listens, the UDP port of the same number is held as a mark: no other process is
-    given this one meanwhile.
+    Until a server listens, the UDP port of the same number is held as a reservation.
     """
     for _ in range(200):
         port = random.randrange(20_000, 32_000)

@@ -1,4 +1,4 @@
-"""The servers: Kafka (KRaft) and MariaDB of Maven Central, on 127.0.0.1.
+"""Kafka (KRaft) and MariaDB from Maven Central, on 127.0.0.1.
 
 MariaDB has `root` without a password and an empty database `eventpub`.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KAFKA_VERSION = "4.3.1"
 LOGGER = "org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"
-"""The binding that this Kafka does not ship, of the version of log4j that it does."""
+"""The binding missing from this Kafka, in the version of its log4j."""
 
 LOGGING = """\
 appender.out.type=Console
@@ -46,11 +46,11 @@ rootLogger.level=INFO
 rootLogger.appenderRef.out.ref=out
 """
 _JVM = "-XX:+UseG1GC -XX:MaxGCPauseMillis=20"
-"""Unless $KAFKA_JVM_PERFORMANCE_OPTS says something else, as with Kafka's own scripts."""
+"""Default of $KAFKA_JVM_PERFORMANCE_OPTS, which Kafka's own scripts use as well."""
 
 
 class Kafka(Server):
-    """A broker. Its `ids` (node, cluster, folder) count before the first start."""
+    """A broker. Its `ids` (node, cluster, folder) take effect at the first start."""
 
     name = f"Kafka {KAFKA_VERSION}"
 
@@ -108,15 +108,10 @@ def kafka(
     properties: Mapping[str, str] | None = None,
     progress: Progress = on_stderr,
 ) -> Kafka:
-    """Starts a broker whose data live in `directory`.
+    """Start a broker whose data live in `directory`.
 
-    Topics are not created by being named, and records are kept whatever their timestamp.
-
-    Args:
-        properties: of the broker, over those that it would be started with.
-
-    Raises:
-        LocalError: `local.java_missing`, `local.network`, `local.disk_full`, `local.start_failed`.
+    Topics are not created implicitly, records are kept whatever their timestamp, and `properties`
+    override the defaults.
     """
     broker = Kafka(
         directory, port, properties or {}, progress, jars_of(KAFKA_VERSION, LOGGER, progress)
@@ -138,7 +133,7 @@ def jars_of(version: str, logger: tuple[str, str, str], progress: Progress) -> P
 
 
 def _format_template(jars: Path) -> None:
-    """Formats one empty data folder, to be copied: Kafka's own tool takes a second each time."""
+    """Format one empty data folder, to be copied: Kafka's own tool takes a second each time."""
     template = jars / "formatted"
     settings = jars / "format.properties"
     _write(settings, _settings(template, 9092, 9093))
@@ -181,7 +176,7 @@ def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
-        # after kill -9 a broker comes back only when its former registration has expired
+        # after kill -9 a broker comes back only when its previous registration has expired
         "broker.session.timeout.ms": "5000",
         "broker.heartbeat.interval.ms": "500",
         "log.cleaner.dedupe.buffer.size": str(16 * MIB),
@@ -190,7 +185,6 @@ def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
 
 MARIADB_VERSION = "11.4.5"
 DATA = "initialized"
-"""An empty server's data, in the folder of its programs."""
 _FIRST_STATEMENTS = """\
 SET SESSION sql_log_bin = 0;
 CREATE USER IF NOT EXISTS 'root'@'%' IDENTIFIED BY '';
@@ -204,9 +198,8 @@ class Programs:
     """A server's programs on this machine.
 
     Attributes:
-        command: starts the server; which data it has comes after it.
-        options: what it should do otherwise than by default.
-        data: an empty server's, made once, to be copied: a server takes seconds to make them.
+        command: starts the server; the data folder follows.
+        data: of an empty server, made once, to be copied: making them takes seconds.
     """
 
     name: str
@@ -246,7 +239,6 @@ class Database(Server):
         return address.render_as_string(hide_password=False)
 
     def connect(self, database: str | None = "eventpub", **arguments: Any) -> Connection[Cursor]:
-        """A connection as root; `arguments` are pymysql's."""
         import pymysql
 
         address = {"host": "127.0.0.1", "port": self.port, "user": "root", "database": database}
@@ -288,15 +280,7 @@ def mariadb(
     options: Sequence[str] = (),
     progress: Progress = on_stderr,
 ) -> Database:
-    """Starts a MariaDB whose data live in `directory`.
-
-    Args:
-        options: of `mariadbd`, over those that it would be started with.
-
-    Raises:
-        LocalError: `local.java_missing`, `local.network`, `local.disk_full`,
-            `local.unsupported_platform`, `local.start_failed`.
-    """
+    """Start a MariaDB whose data live in `directory`; `options` of `mariadbd` override defaults."""
     database = Database(directory, port, options, progress, mariadb_of_maven(progress))
     database.start()
     return database
@@ -325,7 +309,7 @@ def mariadb_of_maven(progress: Progress) -> Programs:
 
 
 MARIADB_OPTIONS = ["--skip-ssl"]
-"""With TLS it would look for a new 4096-bit key at each start, for 3 to 14 s."""
+"""With TLS it would generate a 4096-bit key at each start, for 3 to 14 s."""
 
 
 def _mariadb_artifact() -> str:

@@ -1,8 +1,7 @@
 """Writers of the demo: an application that appends events, commits late, and rolls some back.
 
-Each thread has aggregates of its own, so versions are 1, 2, 3, … without holes, as optimistic
-locking makes them; the exceptions (versions that never come, commits in reverse order) are made on
-purpose and counted.
+Each thread has its own aggregates, so versions are 1, 2, 3, … without gaps, as with optimistic
+locking; exceptions (versions that never come, commits in reverse order) are deliberate and counted.
 
     python -m eventpub.local.writers --url mysql+pymysql://root@127.0.0.1:3306/shop --rate 100
 """
@@ -29,10 +28,10 @@ from eventpub.sources.mysql.connection import Connection, connect
 
 _AGGREGATES = 1_000
 _OF_A_THREAD = 10.0
-"""Events a second."""
 _HELD, _ROLLED_BACK, _GAPS, _REVERSED = 0.1, 0.03, 0.005, 0.05
 """Fractions of the transactions: open for up to 3 s, rolled back, rolled back after the next
-version was committed, committed after it."""
+version was committed, committed after it.
+"""
 _TYPES = ("OrderPlaced", "ItemAdded", "OrderPaid", "OrderShipped", "NoteWritten")
 _VERSIONS = (
     "SELECT aggregate_id, MAX(version) FROM events WHERE aggregate_id IN %s GROUP BY aggregate_id"
@@ -41,8 +40,9 @@ _INSERT = "INSERT INTO events (aggregate_id, version, event_type, payload) VALUE
 
 
 class Writer(threading.Thread):
-    """Writes to its aggregates until it is stopped, then one more event to each: a last version
-    that has committed late has nothing after it that would show the gap."""
+    """Writes to its aggregates until it is stopped, then one more event to each: without a later
+    event, a late commit of the last version would show no gap.
+    """
 
     def __init__(
         self, url: str, names: Sequence[str], rate: float, stopped: threading.Event
@@ -72,11 +72,11 @@ class Writer(threading.Thread):
                 self._stopped.wait(0.5)
 
     def check(self) -> None:
-        with closing(self._connect()) as connection:  # which ends without a commit
+        with closing(self._connect()) as connection:  # closes without a commit
             self._append(connection, {next(iter(self._last)): 1}, first=-1)
 
     def _write(self, connection: Connection, other: Connection) -> int:
-        """Write one transaction, or a pair of which the first ends last; how many events."""
+        """Write one transaction, or a pair whose first ends last; returns the number of events."""
         chance = random.random()
         if chance < _GAPS + _REVERSED:
             return self._pair(connection, other, commits=chance >= _GAPS)
@@ -95,7 +95,6 @@ class Writer(threading.Thread):
         return sum(new.values())
 
     def _pair(self, connection: Connection, other: Connection, *, commits: bool) -> int:
-        """Write a version in a transaction that ends after the one with the next."""
         name = random.choice(list(self._last))
         self._append(connection, {name: 1})
         self._append(other, {name: 1}, first=1)
@@ -111,7 +110,7 @@ class Writer(threading.Thread):
         return 2
 
     def _append(self, connection: Connection, new: Mapping[str, int], first: int = 0) -> None:
-        """Insert so many events of each aggregate; `first` versions are left out."""
+        """Insert so many events of each aggregate; the `first` versions are left out."""
         rows = [
             (name, self._last[name] + 1 + first + n, random.choice(_TYPES), f'{{"order":"{name}"}}')
             for name, count in new.items()
@@ -140,7 +139,6 @@ class Writer(threading.Thread):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m eventpub.local.writers``; SIGTERM and Ctrl-C end what is open, then stop."""
     parser = argparse.ArgumentParser(prog="python -m eventpub.local.writers")
     parser.add_argument("--url", required=True, help="mysql+pymysql://user@host:port/database")
     parser.add_argument("--rate", type=float, required=True, help="events per second")

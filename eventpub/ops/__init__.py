@@ -1,1 +1,1 @@
-"""Looking at a publisher from outside: is everything set up, is everything published."""
+"""Operating a publisher from outside: setup checks, status, comparison, repair."""

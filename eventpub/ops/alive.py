@@ -1,10 +1,7 @@
-"""A container's health check: whether the publisher of a state directory can be left running.
+"""A container's liveness check: ``python -m eventpub.ops.alive [STATE_DIR]``.
 
-    python -m eventpub.ops.alive [STATE_DIR]
-
-Exit status 0 or 1, with one line that says why. It asks only the publisher. One that
-waits for a database or broker that is away is left alone: a start would fail, and it goes on by
-itself when they are back. Whether it works is what `/readyz` says.
+It asks only the publisher. One that waits for an unavailable database or broker counts as alive: it
+recovers by itself, and a restart would fail. Use `/readyz` to learn whether it works.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asking the running publisher of a state directory, over the socket that is in it."""
+"""Requests to the running publisher over the socket in its state directory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from eventpub.state import StateDir
 from eventpub.state_files import mapping
 
 _NOT_UNDERSTOOD = {400, 404, 405, 500}
-"""Statuses of a publisher of another version, which has no such page, or of one that is broken."""
+"""Statuses of a publisher of another version without such a page, or of a broken one."""
 
 
 def ask_running(
     state: StateDir, page: str, argument: dict[str, Any] | None = None, timeout: float = 10.0
 ) -> dict[str, Any] | None:
-    """What the publisher answers; None: none is running, or it is starting, or does not answer.
-
-    Args:
-        page: of `ops.pages`, without the slash.
+    """The publisher's answer to a page of `ops.pages`; None: none runs, or it does not answer.
 
     Raises:
-        StateError: state.not_writable: it is another user's.
+        StateError: state.not_writable: it belongs to another user.
     """
     if not state.is_running():
         return None
@@ -47,10 +44,10 @@ def ask_running(
 
 
 def ask_shards(state: StateDir, request: Request, timeout: float) -> dict[int, str] | None:
-    """The outcome of a request, by shard; None: no answer came, and nothing more will be done.
+    """The outcome of a request, by shard; None: no answer, and nothing more will be done.
 
     Raises:
-        StateError: run.paused, run.request_failed: it was not done.
+        StateError: run.paused, run.request_failed
     """
     argument = {"request": asdict(request), "timeout": timeout}
     answer = ask_running(state, "request", argument, timeout + 5.0)

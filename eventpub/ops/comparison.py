@@ -1,7 +1,7 @@
-"""Comparing the store's rows with the topic's records, in SQL on the two tables of `Sides`.
+"""Compares the store's rows with the topic's records, in SQL on the two tables of `Sides`.
 
-Aggregates that are plainly equal, mostly all, are found first; only the others are compared in all
-ways. Differences are collected in the table `difference`.
+Aggregates with equal hashes, usually almost all, are excluded first; only the others are compared
+in detail. Differences go to the table `difference`.
 """
 
 # ruff: noqa: S608 (names and conditions are this module's)
@@ -20,10 +20,10 @@ from eventpub.ops.verdict import SHOWN, Difference, Verdict
 from eventpub.terminal import named_versions
 
 MOST_LOOKED_UP = 10_000
-"""Events that differ and are looked up once more, at most."""
+"""Most differing events that are looked up again in the store."""
 
 LookUp = Callable[[Sequence[tuple[str, int]]], Collection[tuple[str, int]]]
-"""Which of some events are in the store now, whatever their time."""
+"""Returns those of the given events that are in the store now, whatever their time."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,10 @@ class Rules:
     """What counts as a difference.
 
     Args:
-        numbers: of the topic's partitions, those that it had before first.
-        clock_changes: when clocks go back, and by how much, µs: a row of the hour before or after
-            is read at both of the times that it may be of, and published with one of them.
-        held_since: events created at or after, µs, may wait for a version that is not there; None:
-            any may.
+        numbers: of the topic's partitions, earlier numbers first.
+        clock_changes: when clocks go back, and by how much, µs. Rows of the hour before or after
+            are read at both possible times, and published with one of them.
+        held_since: events created at or after, µs, may wait for a missing version; None: any may.
     """
 
     numbers: Sequence[int]
@@ -46,18 +45,15 @@ class Rules:
 
 
 def compare(sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> None:
-    """Compare both sides in the verdict's range, and add what is found to the verdict.
+    """Compare both sides in the verdict's range, and add the differences to the verdict.
 
-    All differences are in the table `difference` afterwards; see `differences`.
-
-    Args:
-        look_up: asks the store for events that it did not have when it was read.
+    `look_up` asks the store again for events that were absent when it was read.
     """
     _Comparison(sides, verdict, rules, look_up).run()
 
 
 def differences(sides: Sides, kind: str, most: int | None = None) -> Iterator[Difference]:
-    """The earliest differences of a kind that the last comparison found; all if `most` is None."""
+    """The earliest differences of a kind from the last comparison; all if `most` is None."""
     limit = "" if most is None else f"LIMIT {most}"
     found = sides.rows(
         'SELECT id, version, create_time, partition, "offset", note FROM difference'
@@ -218,7 +214,7 @@ class _Comparison:
             self._sides.database.unregister("found")
 
     def _doubled(self) -> None:
-        """One row of each version stays; another one is a dead letter, or a difference."""
+        """Keep one row of each version; others are dead letters or differences."""
         backs = [0, *(back for _, back in self._rules.clock_changes)]
         self._run(_DOUBLED.replace("$backs", str(backs)))
         [[dead]] = self._run("SELECT count(*) FROM other WHERE note = 'dead'")
@@ -260,10 +256,10 @@ class _Comparison:
         )
 
     def _out_of_order(self) -> None:
-        """Versions that stand after a higher one of their aggregate.
+        """Versions after a higher one of their aggregate.
 
         Offsets order the records of a partition. Where partitions were added, a record whose
-        partition tells with which number of them it was published comes after those before.
+        partition fits only one of their numbers comes after the records of earlier numbers.
         """
         numbers = self._rules.numbers
         fits = [f"partition = crc % {number}" for number in numbers]
@@ -299,10 +295,9 @@ class _Comparison:
         )
 
     def _held(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int, str]]:
-        """Of missing rows, in order, those for which the publisher waits, with what it awaits.
+        """The missing rows, in order, that the publisher holds, and the versions they wait for.
 
-        Args:
-            rows: id, version, `create_time`, and the highest known version below it, or None.
+        `rows` are id, version, `create_time`, and the highest known lower version or None.
         """
         rules = self._rules
         asked = [

@@ -1,7 +1,7 @@
-"""Dead letters, and rows that are not on the topic: listing them, and publishing them after all.
+"""Dead letters and rows that are not on the topic: listing them, and publishing them after all.
 
-Only the running publisher writes its partitions, so it is asked to publish; the request says how
-far the topic was searched for the row, so that the row is published once.
+Only the running publisher writes its partitions. A request to it says up to which offsets the topic
+was searched for the row, so that the row is published once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 
 Key: TypeAlias = tuple[str, int]
-"""Aggregate and version."""
 Event: TypeAlias = tuple[str | int | None, ...]
-"""The same, and time and contents where these tell rows of one version apart."""
 
 PUBLISHED = {"published", "published before"}
-"""What may come of publishing a row, if it is on the topic afterwards."""
+"""Outcomes of `publish` and `retry` after which the row is on the topic."""
 
 OF_ANOTHER = CONFLICT
-"""Code of rows under whose version another row was published."""
+"""Reason of rows whose version was published with another row."""
 _FIRST_BYTES = 512
 _SHOWN = (
     "aggregate_id", "version", "reason", "payload_bytes", "partition", "offset", "in_store",
@@ -46,12 +44,11 @@ class Letter:
     """A record of `<topic>.dead`.
 
     Attributes:
-        aggregate_id, version: of the row; None: it has none that can be used.
-        payload_bytes: size of the row's payload; None: it is NULL.
-        first_bytes: the first of the payload, as far as the letter has it.
-        published: where it was published since; None: it was not, or it is unknown.
-        is_searched: whether the topic was searched for it to its end.
-        is_last: whether no later letter is of the same row.
+        aggregate_id, version: of the row; None: it has no usable one.
+        payload_bytes: size of the row's payload; None: NULL.
+        published: partition and offset where it was published since; None: not, or unknown.
+        is_searched: the topic was searched to its end.
+        is_last: no later letter is of the same row.
     """
 
     aggregate_id: str | None
@@ -76,7 +73,7 @@ class Letter:
 
     @property
     def event(self) -> Event:
-        """Tells its row from others of its version; one that a retry may change has its key."""
+        """Distinguishes rows of one version; only the key for a row that a retry may change."""
         if self.key is None:
             return self.partition, self.offset
         names = () if self.reason.startswith(records.REFUSED) else (records.TIME, records.CONTENT)
@@ -92,11 +89,7 @@ class Letter:
 
 @dataclass(frozen=True)
 class Letters:
-    """What was found.
-
-    Attributes:
-        rows: of how many rows; each letter without aggregate or version counts as one.
-    """
+    """Dead letters; of `rows` rows, where one without aggregate or version counts as one."""
 
     count: int
     rows: int
@@ -112,11 +105,7 @@ def find(
     timeout: float = 60.0,
     ask_store: bool = True,
 ) -> Letters:
-    """The dead letters, with what became of their rows.
-
-    Raises:
-        StoreError, SinkError: the store or the topics cannot be read.
-    """
+    """The dead letters, and whether their rows are stored and published."""
     until = time.monotonic() + timeout
     found = _read(config, only, limit, until)
     wanted = {letter.key for letter in found.newest if letter.key is not None}
@@ -145,16 +134,10 @@ def find(
 def retry(
     config: Config, aggregate_id: str, version: int, *, timeout: float = 60.0
 ) -> tuple[str, Letter | None]:
-    """Have the row of a dead letter published, as a late event.
-
-    Args:
-        timeout: seconds for reading the topics, and for the publisher's answer.
+    """Have the row of a dead letter published, as a late event, within `timeout` seconds.
 
     Returns:
-        What came of it, as `cli.events` explains it, and the newest letter of the row.
-
-    Raises:
-        SinkError, StateError: the topics or the state cannot be read.
+        The outcome (`cli.events` explains each), and the newest letter of the row.
     """
     until = time.monotonic() + timeout
     key = (aggregate_id, version)
@@ -166,9 +149,9 @@ def retry(
         return "another event has its version", letter
     if not StateDir(config.app.state_dir).is_running():
         return "not running", letter
-    # its time may have been changed since: a retry before this one has published it with that
+    # its time may have changed since, and an earlier retry published it with that time
     outcome = publish(config, *key, since=_since(letter), timeout=until - time.monotonic())
-    if outcome == "refused again":  # which says why now, perhaps for another limit than before
+    if outcome == "refused again":  # the new letter has the current reason
         letter = next(iter(_read(config, key, 1, until + timeout).newest), letter)
     return outcome, letter
 
@@ -176,7 +159,7 @@ def retry(
 def _read(config: Config, only: Key | None, limit: int, until: float) -> Letters:
     topics, count = OwnTopics(config, until), 0
     places = topics.places(config.sink.dead_topic)
-    rows: set[int] = set()  # hashes: 64 bits each are little, and enough to count by
+    rows: set[int] = set()  # 64-bit hashes: small, and enough to count by
 
     def letters() -> Iterator[Letter]:
         nonlocal count
@@ -230,16 +213,11 @@ def publish(
     since: int | None = None,
     timeout: float = 60.0,
 ) -> str:
-    """Have a row published that is not on the topic; returns what came of it, as of `retry`.
+    """Have a row published that is not on the topic; returns the outcome, like `retry`.
 
     Args:
-        since: no record of it has an earlier timestamp, ms; None: than when it was created, as far
-            as retention has left the topic.
-        timeout: seconds for searching the topic, and for the publisher's answer.
-
-    Raises:
-        StoreError, SinkError: the store or the topic cannot be read.
-        StateError: run.paused, run.request_failed.
+        since: lower bound of its records' timestamps, ms; None: its creation time, as far back as
+            retention has left the topic.
     """
     key = (aggregate_id, version)
     with readable_store(config) as store:
@@ -266,7 +244,7 @@ def publish(
 
 
 def readable_store(config: Config) -> EventStore:
-    """A replica, too: what it has not applied yet is shown as what it is."""
+    """The store, even if it is a replica: a row not applied yet is just shown as absent."""
     readable = config.store.model_copy(update={"allow_replica": True})
     return EventStore(readable, EventStore.discover(config.store))
 
@@ -274,14 +252,11 @@ def readable_store(config: Config) -> EventStore:
 def search_topic(
     config: Config, wanted: Collection[Key], since: int, until: float
 ) -> tuple[dict[Key | Event, tuple[int, int]], tuple[int, ...], OwnTopics]:
-    """Look for events on the topic.
-
-    Args:
-        since: their records' timestamps are at or after, ms.
+    """Search the topic for events whose records' timestamps are at or after `since`, ms.
 
     Returns:
-        Partition and offset of each, by its key, and by the key with its contents; by partition, up
-        to which offset it was searched; and how far it was read.
+        Partition and offset of each, by its key and by key and content; the offset up to which each
+        partition was searched; and the reader, which knows the partitions left unread.
     """
     topics = OwnTopics(config, until)
     places = topics.places(config.sink.topic)

@@ -34,13 +34,12 @@ def examine(config: Config) -> list[Check]:
         ("state", lambda: _state(config)),
         ("Spark", lambda: _spark(config)),
     ]
-    # side by side: a database and a broker that are both away shall not take twice as long
+    # in parallel: a database and a broker that are both down must not take twice as long
     with ThreadPoolExecutor(len(parts)) as pool:
         return [c for part in pool.map(_guarded, parts) for c in part]
 
 
 def unreachable(checks: Sequence[Check]) -> EventpubError | None:
-    """The error of the first service that could not be reached or refused us, or None."""
     for check in checks:
         if check.status == "wrong" and _CANNOT_BE_REACHED.fullmatch(check.code or ""):
             kind = StoreError if str(check.code).startswith("store.") else SinkError
@@ -74,7 +73,7 @@ def _store(config: Config) -> Iterable[Check]:
 
     first = ("event store", "event store: connection", "event store: table")
     former_server = None
-    with suppress(StateError):  # of which the topic's part says why
+    with suppress(StateError):  # the topic's part reports it
         former_server = _progress(config).get("server")
     found = checks(config.store, former_server)
     return _and_the_others([*found], first, f"event store: {_OF_STORE}")
@@ -118,7 +117,7 @@ def _backlog(config: Config) -> list[Check]:
             check_backlog(config, Clients(config.sink), store, known, start)
     except EventpubError as error:
         if error.code != "sink.backlog_too_old":
-            return []  # the other parts say what is wrong
+            return []  # other parts report it
         raise
     return [Check("backlog", "ok", "the topic keeps the oldest event that is to be published")]
 
@@ -138,7 +137,7 @@ def _state(config: Config) -> list[Check]:
         require_own(config, state, real_parts(config))
         require_known(config, state, real_parts(config))
     except SinkError as error:
-        if not _CANNOT_BE_REACHED.match(error.code):  # else the other parts say it
+        if not _CANNOT_BE_REACHED.match(error.code):  # other parts report it
             raise
     damaged = state.damaged()
     if damaged:

@@ -1,7 +1,6 @@
-"""Open holds and recorded skips: see them, and act on one.
+"""Open holds and recorded skips (`<topic>.gaps`): listing them, and acting on one.
 
-A running publisher is asked. When none runs, holds are read from the indexes of this machine, and a
-request is kept only with `later`. Recorded skips are on `<topic>.gaps`.
+If no publisher runs, holds are read from the local indexes, and only `later` keeps a request.
 """
 
 from __future__ import annotations
@@ -27,20 +26,17 @@ from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 
 _LIST_TIMEOUT = 5.0
-"""Seconds; shards that do not answer by then, as where the broker is away, are read on the disk."""
+"""Seconds. Shards that do not answer in time, as during a broker outage, are read from the disk."""
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """What is missing, as far as the publisher knows.
+    """Missing versions, as far as the publisher knows.
 
     Attributes:
-        open: aggregates that wait, the longest first; `open_count`: of all.
-        skipped: recorded skips, the latest first, each with whether any of its versions is still
-            missing from the topic; none where the topic cannot be read. `skipped_count`: of all.
-        requests: what publishers were asked to do and have not answered, oldest first.
-        kind: who says so, as of `ops.status.Standing`: "running"; otherwise what was kept of it, by
-            one that does not answer ("silent"), or the last one ("stopped", "never").
+        open: aggregates that wait, longest first; `open_count` is the total.
+        skipped: recorded skips, latest first, each with whether any of its versions is still
+            missing from the topic; empty if the topic cannot be read. `skipped_count` is the total.
     """
 
     open: list[Hold]
@@ -56,15 +52,10 @@ class Gaps:
 
 
 DONE = {"found", "nothing is missing", "skipped", "kept"}
-"""What may come of a request that was done, will be, or is needless."""
+"""Outcomes of a request that was done, will be done, or was not needed."""
 
 
 def find(config: Config, limit: int) -> Gaps:
-    """Those that wait for longest, and those that were skipped last.
-
-    Raises:
-        StateError: the state cannot be read.
-    """
     state = StateDir(config.app.state_dir)
     unread: SinkError | None = None
     recorded: list[SkippedGap] = []
@@ -109,11 +100,7 @@ def _recorded(config: Config, limit: int) -> tuple[list[SkippedGap], int]:
 def pending(
     config: Config, state: StateDir, most: int, about: tuple[str, ...]
 ) -> tuple[Pending, bool]:
-    """What waits, as of `index.glance` of all shards; and whether the running publisher says so.
-
-    Raises:
-        StateError: the state cannot be read.
-    """
+    """Pending work (`index.glance`) of all shards, and whether the publisher reported it."""
     request = Request(secrets.token_hex(8), "list", most=most, about=about)
     try:
         answers = ask_shards(state, request, _LIST_TIMEOUT)
@@ -127,7 +114,7 @@ def pending(
             Pending([Hold(**hold) for hold in one["holds"]], one["count"], one["skipped"])
             for one in found
         ]
-    else:  # as the indexes of this machine have it
+    else:  # from the local indexes
         progress = state.read_progress() or {}
         count = progress.get("shards", config.run.shards)
         folders = [state.index_of(progress, number, count) for number in range(count)]
@@ -141,11 +128,7 @@ def pending(
 
 
 def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
-    """The versions that a skip of an aggregate's open gap would give up; None: it holds nothing.
-
-    Raises:
-        StateError, StoreError: the index or the store cannot be read.
-    """
+    """The versions that a skip of an aggregate's open gap would give up; None: it has no hold."""
     state = StateDir(config.app.state_dir)
     found, _ = pending(config, state, 0, (aggregate_id,))
     if not found.holds:
@@ -155,7 +138,6 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
 
 
 def missing_versions(store: EventStore, hold: Hold) -> tuple[int, int]:
-    """The first and the last version of the gap that a hold waits for."""
     above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
     there = store.versions(above, 1)
     return hold.first_missing, min(there, default=hold.seen) - 1
@@ -170,17 +152,17 @@ def act(  # noqa: PLR0913 (options, by keyword)
     later: bool = False,
     timeout: float = 60.0,
 ) -> tuple[str, Request | None]:
-    """Have the publisher look for what an aggregate misses, or give its open gap up, now.
+    """Have the publisher look up an aggregate's missing versions, or skip them, now.
 
     Args:
-        versions: the first and the last that may be given up; None: of a retry.
-        later: where no publisher is running, leave it to the next one.
-        timeout: seconds to wait for a running publisher; then the request is withdrawn.
+        versions: the first and last that may be skipped; None for a retry.
+        later: leave the request to the next publisher if none runs.
+        timeout: seconds to wait for the publisher; then the request is withdrawn.
 
     Returns:
-        What came of it: "found", "skipped", "still missing", "nothing is held", "nothing is
-        missing", "changed" (more is missing by now than was to be given up), "kept" for the next
-        publisher, "not running", or "no answer"; and the request, if one was made.
+        The outcome: "found", "skipped", "still missing", "nothing is held", "nothing is missing",
+        "changed" (more is missing than `versions`), "kept" for the next publisher, "not running",
+        or "no answer"; and the request, if one was made.
     """
     state = StateDir(config.app.state_dir)
     request = Request(secrets.token_hex(8), action, aggregate_id, *(versions or ()))
@@ -198,9 +180,9 @@ def act(  # noqa: PLR0913 (options, by keyword)
 
 
 def cancel(config: Config, name: str) -> list[Request]:
-    """Withdraw the unanswered requests of an aggregate, or the one of an id."""
+    """Withdraw an aggregate's unanswered requests, or the one with an id."""
     state = StateDir(config.app.state_dir)
     meant = [r for r in state.kept() if name in {r.id, r.aggregate_id}]
-    for request in meant:  # a publisher that runs has taken them over
+    for request in meant:  # a running publisher has taken them over
         ask_running(state, "withdraw", {"id": request.id})
     return [request for request in meant if state.withdraw(request)]

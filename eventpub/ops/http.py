@@ -1,7 +1,6 @@
-"""Serving HTTP: at `ops.http` for browsers and Prometheus, and on a socket for the command line.
+"""HTTP servers: at `ops.http` for browsers and Prometheus, on a socket for the command line.
 
-Clients that send nothing, or slowly, or nonsense, keep no other out and cost a bounded number of
-threads.
+Slow, silent or malicious clients cannot block others, and use a bounded number of threads.
 """
 
 from __future__ import annotations
@@ -32,22 +31,19 @@ HISTORY_SAMPLES = 900
 """One a second."""
 
 MOST_CONNECTIONS = 64
-"""One more closes the oldest: a liveness probe gets through, and the publisher keeps its file
-descriptors."""
+"""One more closes the oldest: liveness probes get through, and file descriptors stay bounded."""
 
 _IDLE = 5.0
-"""Seconds in which a client sends more of its request, or takes more of the answer."""
+"""Seconds for which a connection may stall while sending or receiving."""
 
 _MOST_BODY = 64 * 1024 * 1024
-"""Bytes of a request on the local socket: ids of aggregates, as many as are asked for."""
+"""Bytes of a request on the local socket: it may list many aggregate ids."""
 
 _ENDS_WITHIN = 0.3
-"""Seconds between two looks at whether to end."""
+"""Seconds between two checks for shutdown."""
 
 
 class Pages:
-    """Serves the pages of one publisher, on both sockets."""
-
     def __init__(self, config: Config, source: Source, state: StateDir) -> None:
         self._config = config
         self._state = state
@@ -59,9 +55,8 @@ class Pages:
     def begin(self) -> None:
         """Serve the command line, and others where an address is configured.
 
-        Raises:
-            ConfigError: `ops.http_address`: a configured address cannot be had. Where it is the
-                default one, which another publisher may have, that is only logged.
+        Raises ops.http_address if a configured address is unavailable; the default one is only
+        logged.
         """
         try:
             self._local = Listener(self._state.listen(), self._site, is_local=True)
@@ -109,18 +104,14 @@ class Pages:
 
 
 class Listener(ThreadingMixIn, TCPServer):
-    """Answers the requests that come over one listening socket, from when it is made.
-
-    Args:
-        is_local: whether who connects is the publisher's own user.
-    """
+    """Serves requests on one listening socket; `is_local`: the clients are the publisher's user."""
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, listening: socket.socket, site: Site, *, is_local: bool = False) -> None:
         BaseServer.__init__(self, listening.getsockname(), _Handler)
-        listening.settimeout(_ENDS_WITHIN)  # or `accept` waits where a client is gone again
+        listening.settimeout(_ENDS_WITHIN)  # or `accept` blocks when a client has already gone
         self.socket = listening
         self.site = site
         self.is_local = is_local
@@ -159,7 +150,6 @@ class Listener(ThreadingMixIn, TCPServer):
         """Write nothing: the client is gone, or there are too many threads."""
 
     def end(self) -> None:
-        """Accept nothing more, and close the connections."""
         self.shutdown()
         self.server_close()
         with self._guard:
@@ -174,7 +164,7 @@ def _hang_up(connection: socket.socket) -> None:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    default_request_version = "HTTP/1.0"  # an answer always has a status
+    default_request_version = "HTTP/1.0"  # so that every answer has a status line
     timeout = _IDLE
     wbufsize = 64 * 1024
     server: Listener
@@ -196,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET  # noqa: N815 (named by the base)
 
     def _body(self) -> bytes:
-        """Of a stranger's request it is not read: no page needs one, and it may be anything."""
+        """Read the body of a local request only: no public page needs one."""
         has_body = "Transfer-Encoding" in self.headers
         length = self.headers.get("Content-Length", "0")
         if self.server.is_local and length.isdecimal() and int(length) <= _MOST_BODY:
@@ -222,17 +212,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base says of a malformed request; nothing of it is repeated."""
+        """Answer a malformed request without echoing any of it."""
         self.close_connection = True
         status = {501: 405, 505: 400}.get(code, code)
         self._send(line("not a request that is answered here", status))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing: strangers would fill the log."""
+        """Write nothing: remote clients would fill the log."""
 
 
 def _parts(target: str) -> tuple[str, dict[str, str]]:
-    """Path and parameters of a request's target; of another host's an unknown path."""
     try:
         parts = urlsplit(target)
         found = dict(reversed(parse_qsl(parts.query, keep_blank_values=True)))

@@ -1,4 +1,4 @@
-"""A first configuration for a database: the event table found in it, and the SQL for an account."""
+"""A first configuration for a database: finds the event table, and makes the SQL for an account."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ _ACCOUNT = "eventpub"
 
 
 class NoTableError(StoreError):
-    """The database has answered, and no table of it is surely the event table."""
-
     exit_status = 1
 
 
@@ -34,20 +32,16 @@ _WAIT = "it may copy the table while writers wait", "writers are not blocked (In
 
 
 def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
-    """Find the event table, and write a configuration for it.
+    """Find the event table and write a configuration for it; returns `eventpub init --json`.
 
     Args:
-        loaded: what of it is not given (table, columns, names) is found, or made of the names of
-            database and table.
-        force: write over a file that exists.
-
-    Returns:
-        What was written and found, as `eventpub init --json` shows it.
+        loaded: values that it lacks (table, columns, names) are found in the database or derived
+            from the names of database and table.
+        force: overwrite an existing file.
 
     Raises:
         ConfigError: init.file_exists, init.not_writable
         NoTableError: init.no_table, init.column_unknown, …
-        StoreError: store.is_view, …; or the database cannot be looked at.
     """
     config = loaded.config
 
@@ -102,7 +96,7 @@ def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
 
 
 def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> list[str]:
-    """The statements that make an account which may do what the publisher does, and no more."""
+    """The statements that create an account with just the publisher's privileges."""
     name = "'" + user.replace("\\", "\\\\").replace("'", "''") + "'@'%'"
     role = "SLAVE MONITOR" if is_mariadb else "REPLICATION CLIENT"
     return [
@@ -114,7 +108,6 @@ def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> li
 
 
 def require_absent(file: Path) -> None:
-    """Raises `ConfigError` init.file_exists."""
     if file.exists():
         raise _exists(file)
 
@@ -186,7 +179,6 @@ def _plain(name: str) -> str:
 
 
 def _without_password(url: str) -> str:
-    """The URL for the file; root is replaced by an account of eventpub's own."""
     parts = urlsplit(url)
     user = unquote(parts.username or "root")
     if user == "root":

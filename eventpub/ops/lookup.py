@@ -1,4 +1,4 @@
-"""What is known of events: in the store, and on the publisher's topics."""
+"""Looks events up in the store and on the publisher's topics."""
 
 from __future__ import annotations
 
@@ -24,20 +24,13 @@ _TIMES = {"first_seen", "next_attempt", "since", "skipped_at", "create_time"}
 
 
 def with_times(of: Any) -> dict[str, Any]:
-    """The fields of a hold, a skip or a row for people and scripts."""
     fields = asdict(of).items()
     return {k: format_time(v) if k in _TIMES and v is not None else v for k, v in fields}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A row of the event table.
-
-    Attributes:
-        create_time: µs; None: it has none, or one that is no time.
-        payload_bytes: size of its payload; None: it is NULL.
-        others: further rows of its version.
-    """
+    """A row of the event table; `create_time` is µs, or None if invalid."""
 
     create_time: int | None
     event_type: str
@@ -52,7 +45,7 @@ def shown_row(row: Stored) -> dict[str, Any]:
 def stored_rows(
     store: EventStore, aggregate_id: str, versions: list[int]
 ) -> tuple[dict[int, Stored], int | None]:
-    """The rows of some versions, and the oldest time of them and the row below, or None."""
+    """The rows of some versions, and the oldest time among them and the row below, or None."""
     if not versions:
         return {}, None
     rows = store.seen(VersionRange(aggregate_id, versions[0], versions[-1]))
@@ -70,8 +63,6 @@ def stored_rows(
 
 @dataclass(frozen=True)
 class Found:
-    """A record of one of the publisher's topics."""
-
     topic: str
     partition: int
     offset: int
@@ -81,21 +72,17 @@ class Found:
 
 
 def shown_record(record: Found) -> dict[str, Any]:
-    """Without a timestamp, if it has none that a calendar knows."""
     is_known = 0 <= record.timestamp < _YEAR_3000
     timestamp = format_time(record.timestamp * 1000) if is_known else None
     return asdict(record) | {"timestamp": timestamp}
 
 
 class OwnTopics:
-    """Reads the records of a publisher, of its name and its former ones, in all partitions.
-
-    Args:
-        until: as of `sink.reading.read_committed`.
+    """Reads a publisher's topics, by its current and former names, until a deadline.
 
     Attributes:
-        unread: partitions that were not read to their ends.
-        is_cut: whether retention has removed records of the topic of events behind `starts`.
+        unread: partitions not read to their ends.
+        is_cut: retention has removed the event topic's records after `starts`.
     """
 
     def __init__(self, config: Config, until: float = float("inf")) -> None:
@@ -110,7 +97,7 @@ class OwnTopics:
         return [(topic, n) for topic in topics for n in range(self._counts.get(topic, 0))]
 
     def starts(self, places: list[Place], since: int | None) -> dict[Place, int]:
-        """Below them is no record with a timestamp at or after `since`, ms; None: none at all."""
+        """Offsets below which no timestamp is at or after `since`, ms; None: the first offsets."""
         starts = dict.fromkeys(places, 0)
         if since is not None:
             starts = offsets_at(self.clients, places, since)
@@ -125,12 +112,7 @@ class OwnTopics:
         ends: Mapping[Place, int] | None = None,
         keys: Collection[str] | None = None,
     ) -> Generator[tuple[Message, dict[str, Any]], None, None]:
-        """Records, each with its headers; close it to stop reading.
-
-        Args:
-            ends: None: as they are now.
-            keys: the aggregates; None: all.
-        """
+        """Records of some aggregates (None: all) with headers; close the generator to stop."""
         wanted = None if keys is None else {key.encode() for key in keys}
         with closing(read_committed(self.clients, starts, self._until, ends)) as reading:
             yield from own_records(reading, self._ids, wanted)
@@ -138,11 +120,10 @@ class OwnTopics:
 
 
 class Topics:
-    """What the topics have of an aggregate, as far as that was found in a limited time.
+    """The topics' records of one aggregate, as far as found in a limited time.
 
     Attributes:
-        partitions: of the topic itself; 0: there is no topic yet.
-        by_version: dead letters, then events.
+        partitions: of the event topic; 0: it does not exist yet.
     """
 
     def __init__(self, config: Config, aggregate_id: str, timeout: float) -> None:
@@ -155,31 +136,28 @@ class Topics:
         self._starts: dict[Place, int] = {}
 
     def read_sides(self) -> None:
-        """Read its skips and dead letters, of each version the newest last."""
         places = self.own.places(self._sink.gaps_topic, self._sink.dead_topic)
         self._read(dict.fromkeys(places, 0))
         for letters in self.by_version.values():
             letters.sort(key=lambda letter: letter.timestamp)
 
     def read_events(self, wanted: Collection[int] | None, oldest: int | None) -> None:
-        """Read its events.
+        """Read events until the `wanted` versions are found; None: all.
 
         Args:
-            wanted: reading ends when these versions are found; None: all.
-            oldest: no record of them should be older, µs; None: not known.
+            oldest: lower bound of their records' times, µs; None: unknown.
         """
         places = self.own.places(self._sink.topic, self._sink.late_topic)
         self._starts = self.own.starts(places, oldest and records.timestamp(oldest))
         self._read(self._starts, wanted)
 
     def read_older_events(self, wanted: Collection[int]) -> None:
-        """Read what is older than it should be, as of an event whose time was another one."""
+        """Read records older than expected, such as of an event whose time was changed."""
         before = {place: end for place, end in self._starts.items() if end}
         if wanted and before:
             self._read(dict.fromkeys(before, 0), wanted, before)
 
     def has_event(self, version: int) -> bool:
-        """Whether an event was found, and not only a dead letter."""
         return any(f.topic != self._sink.dead_topic for f in self.by_version.get(version, ()))
 
     def _read(

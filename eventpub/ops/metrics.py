@@ -1,4 +1,4 @@
-"""The status as Prometheus metrics: one table, from which docs/metrics.md is generated, too."""
+"""The status as Prometheus metrics, from one table that also generates docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -18,19 +18,12 @@ from prometheus_client.registry import Collector
 from eventpub.coordinator.progress import COUNTERS
 
 Status: TypeAlias = dict[str, Any]
-"""As of `coordinator.status`."""
 Samples: TypeAlias = list[tuple[list[str], Any]]
-"""Values of the labels, and the number, or a histogram; without a number it is left out."""
+"""Label values with a number or a histogram; samples without a number are left out."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric.
-
-    Attributes:
-        text: what it means, as Markdown.
-    """
-
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     text: str

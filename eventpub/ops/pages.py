@@ -3,26 +3,26 @@
     GET  /healthz   200 while the coordinator's loop turns
     GET  /readyz    200 while no check of /status is wrong
     GET  /metrics   for Prometheus
-    GET  /status    as JSON: `coordinator.status`, and `is_ready`
-    GET  /history   the last 15 minutes, one sample a second: `sample`
-    GET  /config    the configuration in effect, without secrets
+    GET  /status    JSON: `coordinator.status`, and `is_ready`
+    GET  /history   the last 15 minutes, one `sample` a second
+    GET  /config    the effective configuration, without secrets
     GET  /gaps      open holds
-    GET  /recorded  skips and dead letters as their topics have them, and which of them still stand
-    GET  /          the dashboard, and its files
+    GET  /recorded  skips and dead letters on their topics, and which are unresolved
+    GET  /          the dashboard and its files
 
 With ``Authorization: Bearer`` and `ops.token`, or on the publisher's own socket:
 
     GET  /gap?aggregate_id=     the versions that a skip would skip now
-    GET  /trace?aggregate_id=&version=   as `eventpub trace` says it
+    GET  /trace?aggregate_id=&version=   like `eventpub trace`
     POST /pause, /resume, /retry?aggregate_id=, /skip?aggregate_id=&from_version=&to_version=
 
-On that socket alone, for the command line; the body is JSON:
+Only on that socket, with a JSON body:
 
     POST /request   {"request", "timeout"}: a `channel.Request` for the shards
-    POST /withdraw  {"id"}: of a request that waits
+    POST /withdraw  {"id"}: of a waiting request
 
-An answer that is no page is JSON; where something is wrong, an object with `error`. A retry or a
-skip is not done while the publisher is paused: 409.
+Other answers are JSON; errors are an object with `error`. Retry and skip are refused while the
+publisher is paused: 409.
 """
 
 from __future__ import annotations
@@ -82,33 +82,33 @@ _MOST_SHOWN = 200
 
 _MOST_RECORDED = 20
 _RECORDED_WITHIN = 2.0
-"""Seconds of looking for dead letters that were published since."""
+"""Seconds for finding dead letters that were published since."""
 _TRACED_WITHIN = 20.0
 
 _LISTS_EVERY = 2.0
-"""Seconds between two lists of one kind, however many clients ask."""
+"""Seconds between two lists of one kind, however many clients request it."""
 _LISTS_SHARE = 0.02
-"""Share of the shards' time that may go into lists of open gaps."""
+"""Share of the shards' time for lists of open gaps."""
 _RECORDED_SHARE = 0.1
-"""Share of one thread's time that may go into reading skips and dead letters."""
+"""Share of one thread's time for reading skips and dead letters."""
 _MOST_WAITING = 16
 """Clients that may wait for one list; each holds a thread while shards do not answer."""
 
 
 class Source(Protocol):
-    """The publisher, as the pages see it; each method may be called in any thread."""
+    """The publisher, as the pages see it; thread-safe."""
 
     def status(self) -> dict[str, Any]:
-        """As of `coordinator.status`."""
+        """See `coordinator.status`."""
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """`is_paused`; None: there was no answer. `error`: why it could not be saved."""
+        """`is_paused` (None: no answer), and `error` if it could not be saved."""
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        """`answers` by shard; None: there are none, because of `error` where that is not None."""
+        """`answers` by shard, or None; then `error` may say why."""
 
     def withdraw(self, id: str) -> None:
-        """Take back a request that waits."""
+        """Withdraw a waiting request."""
 
 
 Endpoint = Callable[[Asked], Reply]
@@ -116,12 +116,6 @@ Access = Literal["open", "token", "local"]
 
 
 class Site:
-    """All pages, without a server.
-
-    Args:
-        history: samples, the oldest first.
-    """
-
     def __init__(self, config: Config, source: Source, history: deque[dict[str, Any]]) -> None:
         self._config = config
         self._source = source
@@ -269,11 +263,7 @@ class Site:
 
 
 class _List:
-    """A list that is slow to make: made again only once the last one is old for the time it took.
-
-    Args:
-        share: of the time, that may go into it.
-    """
+    """A cached list; recomputed at most so often that computing takes `share` of the time."""
 
     def __init__(self, make: Callable[[], Reply], share: float) -> None:
         self._make, self._share = make, share
@@ -302,7 +292,6 @@ class _List:
 
 
 def recorded(config: Config) -> dict[str, Any]:
-    """Skips and dead letters as their topics have them, the newest first."""
     gaps = find_gaps(config, _MOST_RECORDED)
     if gaps.unread is not None:
         raise gaps.unread
@@ -313,7 +302,6 @@ def recorded(config: Config) -> dict[str, Any]:
 
 
 def traced(config: Config, aggregate_id: str, version: int | None) -> dict[str, Any]:
-    """What `eventpub trace --json` has as `result`, and its `summary`."""
     found = trace(config, aggregate_id, version, timeout=_TRACED_WITHIN)
     return found.to_dict() | {"summary": found.summary(version)}
 
@@ -326,7 +314,7 @@ def _answered(work: Callable[[], dict[str, Any]]) -> Reply:
 
 
 def sample(status: dict[str, Any]) -> dict[str, Any]:
-    """What of a status is kept for the charts: totals, from which the page takes differences."""
+    """A status reduced for the charts: totals, from which the page takes differences."""
     counters, lag = status["counters"], status["lag"]
     return {
         "at": status["at"],
@@ -356,7 +344,7 @@ def _file(asked: Asked) -> Reply:
 
 
 def _chart_library() -> bytes:
-    """D3: the copy that Spark's package has for its own pages."""
+    """D3, from Spark's package, which ships it for its own pages."""
     spec = find_spec("pyspark")
     if spec is not None and spec.origin is not None:
         for jar in sorted((Path(spec.origin).parent / "jars").glob("spark-core_*.jar")):

@@ -1,8 +1,8 @@
-"""Publishing a range of the store once more, to another topic.
+"""Publishes a range of the store again, to another topic.
 
 The keys of the range are sorted in a database that spills to disk: by creation time, but within an
-aggregate by version. Each portion is one transaction, and every record names its replay. A replay
-that is run again reads the topic and publishes only what is not there.
+aggregate by version. Each portion is one transaction, and every record names its replay. A repeated
+replay reads the topic and publishes only missing events.
 """
 
 from __future__ import annotations
@@ -32,22 +32,18 @@ from eventpub.sink.topics import create, list_offsets, offsets_at, partition_cou
 from eventpub.sources.mysql import EventStore
 
 REPLAY = "eventpub_replay"
-"""Header with the id of the replay."""
 
 Key: TypeAlias = tuple[str, int]
-"""Aggregate and version."""
 Page: TypeAlias = list[tuple[str, int, int]]
-"""Aggregate, version and creation time of events, in order."""
 
 _PAGE_ROWS = 20_000
 _PAGE_BYTES = 16 * 1024 * 1024
 _FAILURES = 4
-"""So many in a row, without an event published, end a replay."""
+"""Consecutive failures without a published event that end a replay."""
 _SETTLE = 30.0
 _MOST_SHOWN = 20
 _LAST_OFFSETS = 200
-"""Of each partition, looked at for events of a publisher; aborted records and the ends of
-transactions are of these."""
+"""Offsets checked per partition for a publisher's events; many are aborted records and markers."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 _TABLES = """
@@ -68,12 +64,7 @@ WHERE done IS NULL OR version > done ORDER BY turn, version, id
 
 @dataclass(frozen=True)
 class Range:
-    """What is published again, and where.
-
-    Attributes:
-        first, last: of creation times, both included, µs.
-        id: of the replay; "": made of all these.
-    """
+    """What to publish again, and where; creation times are inclusive, µs."""
 
     first: int
     last: int
@@ -89,12 +80,7 @@ class Range:
 
 @dataclass
 class Replayed:
-    """What was published.
-
-    Attributes:
-        before: that an earlier run of this replay had published.
-        refused: events that the broker does not take; the first of them in `examples`.
-    """
+    """The outcome of a replay; `before` counts events published by its earlier runs."""
 
     id: str
     events: int = 0
@@ -105,17 +91,10 @@ class Replayed:
 
 
 Progress = Callable[[int, int], None]
-"""Called with how many events are done, and how many there are in all."""
 
 
 def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None) -> Replayed:
-    """Publish it, or what of it is not published yet.
-
-    Raises:
-        ConfigError: replay.topic_name, replay.own_topic, replay.empty_range, replay.other_topic
-        StateError: verify.no_space: the keys of the range do not fit on the disk.
-        StoreError, SinkError: the store cannot be read, or the topic not be written.
-    """
+    """Publish the range, except events that this replay has already published."""
     _check(config, what)
     with (
         readable_store(config) as store,
@@ -139,8 +118,8 @@ class _Order:
     def read(self, what: Range, store: EventStore) -> None:
         """Read the keys.
 
-        A row of an hour that the clocks repeat is of the range if either of its times is, and is
-        published with the first.
+        A row of an hour that the clocks repeat is included if either of its times is in the range,
+        and is published with the first.
         """
         for batch in store.keys(what.first - 1, min(what.last, store.now()), None):
             self._add("event", *map(batch.column, ("aggregate_id", "version", "create_time")))
@@ -153,11 +132,9 @@ class _Order:
         self._database.execute(f"INSERT INTO {table} FROM portion")
 
     def mark_done(self, versions: dict[str, int]) -> None:
-        """Of each of some aggregates, everything up to a version is published."""
         self._add("done", [*versions], [*versions.values()])
 
     def left(self) -> Iterator[Page]:
-        """What is not done, some at a time."""
         with self._database.cursor() as cursor:
             cursor.execute(_LEFT)
             while page := cursor.fetchmany(_PAGE_ROWS):
@@ -179,7 +156,6 @@ class _Replay:
         self._refused: set[Key] = set()
 
     def run(self, on_progress: Progress) -> Replayed:
-        """Publish what is left, with a new writer after each failure."""
         result, failures, reached = self._result, 0, -1
         changes = {"topic": self._what.topic, "delivery": "exactly_once"}
         sink = self._config.sink.model_copy(update=changes)
@@ -190,7 +166,7 @@ class _Replay:
 
         while True:
             with ShardSink(Clients(sink), self._config.app.id, shard, owner=owner) as writer:
-                writer.ready()  # whatever a writer before has sent is over, or refused
+                writer.ready()  # fences the previous writer: its transactions are over
                 self._read_back()
                 if reached < 0:
                     result.before = self._on_topic
@@ -207,11 +183,9 @@ class _Replay:
                         raise
 
     def _publish(self, writer: ShardSink, show: Callable[[], None]) -> bool:
-        """Publish what is left; False where it goes on with another writer.
+        """Publish unpublished events; False to continue with another writer.
 
-        Raises:
-            RecordRefusedError: these rows are left out from now on, and nothing was published.
-            SinkError: it may be published; the topic is read back.
+        On RecordRefusedError, rows are left out and nothing was published; on SinkError, read back.
         """
         result, marks = self._result, [(REPLAY, self._result.id)]
         for page in self._order.left():
@@ -236,7 +210,7 @@ class _Replay:
             found, left = self._store.fetch(left, _PAGE_ROWS, _PAGE_BYTES)
             rows: dict[int, int] = {}
             for row, key in enumerate(_keys(found)):
-                rows.setdefault(turns[key], row)  # the first one, where a version has several
+                rows.setdefault(turns[key], row)  # the first row, where a version has several
             if rows:
                 order = sorted(rows)
                 table = found.take([rows[turn] for turn in order])
@@ -251,7 +225,6 @@ class _Replay:
             self._result.examples.append(f"{key[0]}/{key[1]}: {reason}")
 
     def _read_back(self) -> None:
-        """Note what is new on the topic; the replay's own open transactions are over."""
         clients, wanted = Clients(self._config.sink), self._result.id.encode()
         ends = committed_ends(clients, self._places, _SETTLE)
         first = records.timestamp(self._what.first)
@@ -308,7 +281,7 @@ def _topic(config: Config, topic: str) -> int:
 
 
 def _refuse_other(clients: Clients, topic: str, partitions: int) -> None:
-    """Refuse a topic to which a publisher writes, by the last records of each partition."""
+    """Refuse a topic written by a publisher, judged by the last records of each partition."""
     places: list[Place] = [(topic, number) for number in range(partitions)]
     ends = list_offsets(clients, places, "latest", committed=True)
     starts = {place: max(0, end - _LAST_OFFSETS) for place, end in ends.items()}

@@ -1,7 +1,4 @@
-"""A request for a page and the answer to it; and who may ask for what.
-
-A page ends a request early by raising `RefusedError`.
-"""
+"""Requests and answers of the pages, and access control. A page refuses with `RefusedError`."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from eventpub.masking import current, mask, mask_all
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
 
 _REFUSED_AFTER = 1.0
-"""Seconds that an answer to a wrong token takes."""
+"""Seconds by which the answer to a wrong token is delayed."""
 _REFUSED_EVERY = 10.0
 """Seconds between two log lines about wrong tokens."""
 
@@ -37,13 +34,7 @@ _SAFE = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A request.
-
-    Attributes:
-        headers: by their names in lower case.
-        is_local: it came over the publisher's own socket.
-        wait: lets the client wait for so many seconds, or until it is gone.
-    """
+    """A request; header names are in lower case. `wait` ends early when the client is gone."""
 
     method: str
     path: str
@@ -90,7 +81,6 @@ def no_page() -> RefusedError:
 
 
 def not_done(error: dict[str, Any] | None, silent: str) -> RefusedError:
-    """Why a request was not done: because of an error, or no answer came."""
     if error is None:
         return refused(silent, 503)
     code, text = error["code"], f"{error['code']}: {error['message']}"
@@ -116,7 +106,7 @@ class Guard:
         self._refused_at = float("-inf")
 
     def require_own_page(self, asked: Asked) -> None:
-        """Answer no browser that shows another site's page.
+        """Refuse requests that a browser sends for another site's page.
 
         On loopback only this machine's names are answered (DNS rebinding); another Origin is
         refused everywhere, whatever its token. X-Forwarded-Host is the host before a proxy.
@@ -142,7 +132,7 @@ class Guard:
             raise refused("the token is not ops.token", 401)
 
     def _refuse(self, asked: Asked) -> None:
-        """Report a wrong token, at most every 10 s, and delay the answer."""
+        """Log a wrong token, at most every 10 s, and delay the answer."""
         self._refused += 1
         if time.monotonic() - self._refused_at >= _REFUSED_EVERY:
             self._refused_at = time.monotonic()
@@ -156,7 +146,7 @@ class Guard:
 
 
 def _names(address: str) -> set[str] | None:
-    """The names of this machine that an address answers to; None: any."""
+    """The names of this machine at which an address answers; None: any."""
     host = address.rpartition(":")[0].strip("[]")
     with suppress(ValueError):
         host = "localhost" if ip_address(host).is_loopback else host

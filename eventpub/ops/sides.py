@@ -1,7 +1,4 @@
-"""Both sides of a comparison in a DuckDB database: any number of rows in bounded memory.
-
-Payload, type and metadata are there as hashes.
-"""
+"""Both sides of a comparison in DuckDB, in bounded memory; payload, type and metadata as hashes."""
 
 # ruff: noqa: S608 (names and conditions are this module's)
 
@@ -28,17 +25,17 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _MEMORY = "250MB"
-"""What DuckDB may hold; a comparison as a whole stays below 500 MB."""
+"""DuckDB's limit; a whole comparison stays below 500 MB."""
 
 _THREADS = 2
 _PORTION_ROWS = 32_768
 _FETCHED = 10_000
 
 _DAY = 86_400_000_000
-"""µs around the range within which records are kept: one with a wrong time is to be found."""
+"""µs around the range in which records are kept, to find those with a wrong time."""
 
 _OLD = 3600.0
-"""Age in seconds from which on a spill folder may belong to a comparison that was killed."""
+"""Age in seconds from which a spill folder may be of a killed comparison."""
 
 _TABLES = """
 CREATE TABLE store (
@@ -53,12 +50,11 @@ CREATE TABLE topic (
 
 
 class Sides:
-    """What was read of the store and of the topic, each added to by one thread at a time.
+    """Rows of the store and records of the topic; each takes one writing thread at a time.
 
     Args:
-        folder: for what does not fit in memory.
-        after, upto: the range of `create_time`, µs; it begins behind `after`. Records are kept if
-            their time is within a day of it, or cannot be read.
+        after, upto: the range ``after < create_time ≤ upto``, µs. Records are kept if their time is
+            within a day of it, or unreadable.
     """
 
     def __init__(self, folder: Path, after: int, upto: int) -> None:
@@ -76,7 +72,7 @@ class Sides:
         self.database.close()
 
     def rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """The rows of a statement, some at a time; others may run meanwhile."""
+        """The rows of a statement, in portions; other statements may run meanwhile."""
         with _quiet(self.database.cursor()) as cursor:
             cursor.execute(sql)
             while rows := cursor.fetchmany(_FETCHED):
@@ -87,7 +83,6 @@ class Sides:
 
 
 def open_database(folder: Path) -> DuckDBPyConnection:
-    """A database in memory, and in a folder where that is not enough."""
     import duckdb
 
     database = duckdb.connect(
@@ -103,16 +98,10 @@ def open_database(folder: Path) -> DuckDBPyConnection:
 
 
 def _quiet(database: DuckDBPyConnection) -> DuckDBPyConnection:
-    return database.execute("SET enable_progress_bar = false")  # which goes to stdout
+    return database.execute("SET enable_progress_bar = false")  # it goes to stdout
 
 
 class Side:
-    """A table that is added to in portions.
-
-    Args:
-        where: of which rows; a condition.
-    """
-
     def __init__(self, database: DuckDBPyConnection, table: str, where: str = "true") -> None:
         self._database = database
         self._insert = f"INSERT INTO {table} BY NAME SELECT * FROM portion WHERE {where}"
@@ -120,7 +109,6 @@ class Side:
         self._rows = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows that have the columns of the table; they are there after `flush`."""
         self._portion.append(rows)
         self._rows += rows.num_rows
         if self._rows >= _PORTION_ROWS:
@@ -157,11 +145,7 @@ def store_columns(batch: pa.RecordBatch) -> pa.Table:
 
 @contextmanager
 def spill_folder() -> Iterator[Path]:
-    """A folder in TMPDIR that is removed at the end; removes those of killed comparisons, too.
-
-    Raises:
-        StateError: `verify.no_space`.
-    """
+    """A temporary folder in TMPDIR; also removes those of killed comparisons."""
     for former in Path(tempfile.gettempdir()).glob("eventpub-verify-*"):
         with suppress(OSError):
             _remove_left(former)
@@ -187,7 +171,7 @@ def _remove_left(folder: Path) -> None:
 
 @contextmanager
 def no_space_is_named() -> Iterator[None]:
-    """Raises a lack of disk space as `verify.no_space`, one of memory as `verify.no_memory`."""
+    """Raise a lack of disk space as verify.no_space, and of memory as verify.no_memory."""
     import duckdb
 
     try:

@@ -1,4 +1,4 @@
-"""A publisher's status: asked of the running one, or as the last one recorded it."""
+"""A publisher's status: from the running one, or the last one recorded."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 
 _ANSWERED_WITHIN = 5.0
-"""Seconds in which a publisher answers; else it is frozen, or gets no CPU."""
+"""Seconds. A publisher that does not answer in time is frozen, or starved of CPU."""
 
 _PAUSED_WITHIN = 30.0
-"""Seconds in which what is under way is finished."""
+"""Seconds in which in-flight work is finished."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,11 @@ class Standing:
     """A publisher's status.
 
     Attributes:
-        kind: "running"; "starting"; "silent": one runs, and does not answer; "stopped"; or "never":
+        kind: "running"; "starting"; "silent": runs, but does not answer; "stopped"; or "never":
             none has run on this state directory.
-        document: as of `coordinator.status`; of another kind than "running" what was written down
-            last, if anything was; of "silent" marked as of `coordinator.status.unanswered`.
-        starts_paused: whether none runs, and the next one will publish nothing until `resume`.
-        damaged: files of the state directory that are there and cannot be read.
+        document: of `coordinator.status`; unless "running", the last recorded one, if any.
+        starts_paused: none runs, and the next one starts paused.
+        damaged: unreadable files of the state directory.
     """
 
     kind: str
@@ -53,7 +52,7 @@ def find(config: Config) -> Standing:
         return Standing("running", document)
     kept = state.read(state.status_file)
     damaged = state.damaged()
-    if kept is not None and not _is_document(kept):  # as one of another version
+    if kept is not None and not _is_document(kept):  # by another version
         kept = None
         damaged.append(state.status_file)
     names = tuple(str(file) for file in damaged)
@@ -71,14 +70,13 @@ def find(config: Config) -> Standing:
 
 
 def kind_without_answer(state: StateDir) -> str:
-    """The `Standing.kind` of a publisher that gives no answer."""
     if state.is_running():
         return "silent" if state.socket_file.exists() else "starting"
     return "stopped" if state.was_used() else "never"
 
 
 def _is_document(kept: dict[str, Any]) -> bool:
-    """Whether this version has written it; of a start that failed it says only how it ended."""
+    """Whether it is a status of this version; a failed start records only how it ended."""
     is_own = kept.get("version") == __version__ or "checks" not in kept
     is_whole = kept.get("state") != "stopped" or kept.keys() >= {"stopped_at", "stopped_by"}
     return is_own and is_whole and "state" in kept
@@ -89,10 +87,9 @@ class Paused:
     """The outcome of a request to pause or resume.
 
     Attributes:
-        outcome: "paused", "resumed"; "kept": no publisher runs, and the next one begins so;
-            "no answer"; "in work": it is paused, and still finishes what was under way; "not
-            written": it is so until the publisher ends, and `error` says why not for longer.
-        error: as there; "": nothing is wrong.
+        outcome: "paused", "resumed"; "kept": no publisher runs, and the next one starts so; "no
+            answer"; "in work": paused, but in-flight work is not finished; "not written": in effect
+            until the publisher ends, as it could not be saved.
     """
 
     outcome: str
@@ -104,13 +101,7 @@ class Paused:
 
 
 def pause(config: Config, *, is_paused: bool) -> Paused:
-    """Have nothing published from now on, also by later starts; or end that.
-
-    Returns when what was under way is published, so that nothing is afterwards.
-
-    Raises:
-        StateError: state.not_started: no publisher runs, and none ever did.
-    """
+    """Pause publishing, also for later starts, or resume it; waits until in-flight work is done."""
     state = StateDir(config.app.state_dir)
     by = f"{_user()}@{socket.gethostname()} (eventpub {'pause' if is_paused else 'resume'})"
     answer = ask_running(state, "pause" if is_paused else "resume", {"by": by})
@@ -138,7 +129,6 @@ def _is_done(document: dict[str, Any]) -> bool:
 
 
 def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
-    """That a pause, or its end, was not written down because of an error."""
     return (
         f"{'paused' if is_paused else 'events are published again'}, but only until the publisher"
         f" ends: it could not be saved ({error['code']}: {error['message']})"
@@ -153,7 +143,7 @@ def _user() -> str:
 
 
 def _keep(state: StateDir, is_paused: bool, by: str) -> Paused:
-    _progress_of(state)  # before the lock, which would make the directory
+    _progress_of(state)  # before the lock, which would create the directory
     state.lock()
     try:
         progress = _progress_of(state)

@@ -1,7 +1,7 @@
-"""Reading a publisher's topics as columns, up to what is committed now.
+"""Reads a publisher's topics as columns, up to the currently committed end.
 
-A partition that cannot be read to its end is an error. Records are taken apart here, not by the
-sink; only how metadata become headers is its rule.
+A partition that cannot be read to its end is an error. Records are parsed here; only the mapping of
+metadata to headers is the sink's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAULTS = {
 }
 
 LEFT_OUT = 2
-"""Instead of the hash of what a dead letter left out because it was too large."""
+"""In place of a hash: a dead letter left the value out because it was too large."""
 
 _NUMBERS = (
     "version", "to_version", "kind", "partition", "offset", "faults", "crc", "create_time",
@@ -53,29 +53,27 @@ _ENVELOPE = 7  # the headers that every event has
 _CALL_SECONDS = 8.0
 _STALL_SECONDS = 60.0
 _CHUNK = 2_000
-"""Records that are taken apart together: of more, the headers take much memory."""
+"""Records parsed together; in larger chunks the headers take too much memory."""
 _MARGIN_MS = 60_000
-"""Of the time from which on a topic is read, should its timestamps not be `create_time`."""
+"""Margin before the time from which a topic is read, if timestamps are not `create_time`."""
 _FOREIGN_SHOWN = 20
 _YEAR_3000 = 32_503_680_000_000
 """Milliseconds; a record's writer may set any timestamp."""
 
 
 class TopicReader:
-    """Reads a publisher's topics once, to what is there now.
+    """Reads a publisher's topics once, up to their current ends.
 
     Args:
-        sources: the application's ids, now and before, one of which every event names.
-        patience: seconds to wait for open transactions to end.
-        first: `create_time` of the earliest events that count, µs, and the timestamp of the
-            earliest records that are not ours and count: the topic is read from there on; None:
-            from its first record.
-        last: the timestamp of the last records that are not ours and count, µs; None: no bound.
+        sources: the application's current and former ids; every event names one.
+        patience: seconds to wait for open transactions.
+        first: µs: lowest `create_time` of events and timestamp of foreign records that count; the
+            topic is read from there; None: from its first record.
+        last: highest timestamp of foreign records that count, µs; None: no bound.
 
     Attributes:
-        partitions: how many the topic itself has, once `spans` was asked.
-        truncated: partitions whose first records are gone, and may be some that were to be read.
-        foreign: the first records that are not ours, of those that count.
+        truncated: partitions whose first records are gone, possibly some of the range.
+        foreign: the first foreign records that count.
     """
 
     def __init__(
@@ -104,11 +102,10 @@ class TopicReader:
         self.records = 0
 
     def spans(self) -> dict[Place, tuple[int, int]]:
-        """Where each partition is read from, and its end, once no transaction is open below it.
+        """Start and end offset of each partition, once no transaction is open below the end.
 
         Raises:
-            SinkError: `sink.hanging_transaction`; `sink.topic_missing` and others, as
-                `sink.check_topics`.
+            SinkError: sink.hanging_transaction; others of `sink.check_topics`
         """
         sink, clients = self._sink, self._clients
         counts = partition_counts(clients, _CALL_SECONDS)
@@ -120,8 +117,8 @@ class TopicReader:
         ends = committed_ends(clients, places, self._patience)
         starts = kept
         if self._first is not None and (since := self._first // 1000 - _MARGIN_MS) > 0:
-            # A record's timestamp is the `create_time` of its event. The side topics are read from
-            # their beginning: a record there has the time at which it was written.
+            # A record's timestamp is the `create_time` of its event. Side topics are read whole:
+            # their records have the time at which they were written.
             events = [place for place in places if place[0] == sink.topic]
             starts = kept | offsets_at(clients, events, since)
         self.truncated |= {
@@ -136,13 +133,10 @@ class TopicReader:
         spans: Mapping[Place, tuple[int, int]],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[pa.Table]:
-        """The records of some partitions from an offset up to another, in chunks.
+        """Records between two offsets of some partitions, in chunks.
 
-        Args:
-            meanwhile: called again and again; what it raises ends the reading.
-
-        Raises:
-            SinkError: `sink.unreachable`, also where nothing comes for a minute; as `spans`.
+        `meanwhile` is called repeatedly; an exception from it ends the reading. Raises
+        sink.unreachable also after a minute without records.
         """
         for name, kind in self._kinds.items():
             ranges = {place: span for place, span in spans.items() if place[0] == name}
@@ -177,8 +171,7 @@ class TopicReader:
 def committed_ends(clients: Clients, places: list[Place], patience: float) -> dict[Place, int]:
     """The ends of partitions, once no transaction is open below them.
 
-    Raises:
-        SinkError: `sink.hanging_transaction`: one was open for `patience` seconds.
+    Raises sink.hanging_transaction after `patience` seconds.
     """
     ends = list_offsets(clients, places, "latest", timeout=_CALL_SECONDS)
     for place, stable in open_below(clients, ends, patience, timeout=_CALL_SECONDS).items():
@@ -187,13 +180,10 @@ def committed_ends(clients: Clients, places: list[Place], patience: float) -> di
 
 
 class Rows:
-    """Records as they are read; `table` turns them into columns.
+    """Collects records as columns.
 
-    The columns `payload`, `type` and `metadata` are Python's hashes: equal in all processes that
-    have the same PYTHONHASHSEED.
-
-    Args:
-        sources: the application's ids, now and before, one of which every event names.
+    `payload`, `type` and `metadata` are Python's hashes, equal only in processes with the same
+    PYTHONHASHSEED. Every event names one of `sources`, the application's current and former ids.
     """
 
     def __init__(self, sources: Collection[str]) -> None:
@@ -202,14 +192,7 @@ class Rows:
         self._numbers: list[tuple[int, ...]] = []
 
     def add(self, message: Message, kind: int) -> str | None:
-        """Take a record of a topic.
-
-        Args:
-            kind: EVENT, or that of the side topic.
-
-        Returns:
-            Why no publisher of ours can have written it, or None.
-        """
+        """Add a record; returns why no publisher of ours can have written it, or None."""
         return self._add_gap(message) if kind == GAP else self._add_event(message, kind)
 
     def _add_event(self, message: Message, kind: int) -> str | None:
@@ -218,7 +201,7 @@ class Rows:
         key = message.key()
         sequence = by_name.get("ce_sequence")
         if key is None or sequence is None:
-            if kind == DEAD:  # a row without identity: there is nothing to compare it with
+            if kind == DEAD:  # a row without identity has no counterpart
                 return None
             return "it has no key" if key is None else "it has no header ce_sequence"
         try:
@@ -276,14 +259,13 @@ class Rows:
         return None
 
     def table(self) -> pa.Table:
-        """All records that were taken, as the table `topic` of `Sides` has them."""
         columns = np.array(self._numbers, np.int64).reshape(-1, len(_NUMBERS)).T
         ids = pa.array(self._ids, pa.string())
         return pa.table({"id": ids} | dict(zip(_NUMBERS, columns, strict=True)))
 
 
 def _micros(time: bytes | None) -> int:
-    """Microseconds of RFC 3339 in UTC with six decimals; NO_TIME of all else."""
+    """µs of an RFC 3339 time in UTC with six decimals; else NO_TIME."""
     if time is None or len(time) != 27 or not time.endswith(b"Z"):
         return NO_TIME
     try:
@@ -294,12 +276,12 @@ def _micros(time: bytes | None) -> int:
 
 def _is_stamped(timestamp: int, created: int) -> bool:
     latest = max(created // 1000, 1)
-    # an event whose time lay in the future has the time of its publication
+    # an event with a future time gets the time of its publication
     return timestamp == latest or 0 < timestamp < latest
 
 
 def hashes(values: Sequence[bytes | None]) -> npt.NDArray[np.int64]:
-    """The hash of each value; NULL has one that differs from any value's."""
+    """The hash of each value; NULL's differs from that of every value."""
     return np.fromiter((1 if v is None else hash(v) for v in values), np.int64, len(values))
 
 
@@ -308,11 +290,9 @@ def _is_reserved(name: str) -> bool:
 
 
 def _hash_of_headers(headers: Iterable[tuple[str, str | bytes | None]]) -> int:
-    """The hash of the headers that come from a row's metadata."""
     own = ((name, value) for name, value in headers if not _is_reserved(name))
     return hash(frozenset((name, _NULL if value is None else value) for name, value in own))
 
 
 def hash_of_metadata(octets: bytes | None) -> int:
-    """The hash of the headers that a row's metadata become."""
     return _hash_of_headers(metadata_headers(octets)) if octets else _EMPTY_HASH

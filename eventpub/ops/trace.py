@@ -1,7 +1,7 @@
-"""Where one event is, or each version of an aggregate: in the store, on which topic, or held.
+"""Where an event is, or each version of an aggregate: in the store, on which topic, or held.
 
-The publisher is asked first, then the store, then the topics, so that no event on its way counts as
-missing. The topics are read for a limited time; partitions that were not read to the end are named.
+The publisher is asked first, then the store, then the topics, so that no event in flight counts as
+missing. The topics are read for a limited time; partitions not read to the end are named.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ class Traced:
     Attributes:
         verdict: "published": on the topic. "late": published, diverted or dropped after its version
             was skipped. "dead": a dead letter. "skipped": given up. "baseline": created before the
-            start, never published. "invalid": its row has no time by which it could be read.
-            "held": its aggregate waits for a version. "waiting": younger than what is read so far.
-            "missing": it is not where it should be. "unknown": nothing is known of it, or the time
-            did not suffice.
-        note: the verdict in a sentence, where the word does not say all.
-        hold: the hold of its aggregate, if this version waits or is waited for.
+            start, never published. "invalid": its row has no usable time. "held": its aggregate
+            waits for a version. "waiting": newer than the position. "missing": not where it should
+            be. "unknown": nothing is known, or time ran out.
+        note: the verdict in a sentence, where the word is not enough.
+        hold: of its aggregate, if this version waits or is waited for.
     """
 
     version: int
@@ -60,7 +59,6 @@ class Traced:
 
     @property
     def is_accounted_for(self) -> bool:
-        """Whether nothing is left to be done: published, or not there, or not to be published."""
         is_answered = self.verdict in {"published", "late", "baseline"}
         return is_answered or (self.verdict == "skipped" and self.stored is None)
 
@@ -81,11 +79,9 @@ class Trace:
     """What was found of an aggregate.
 
     Attributes:
-        is_running: whether a publisher runs on the state directory, and answered.
-        position: everything created at or before is accounted for, µs; None: not known.
-        total: how many versions there are, of which `versions` are the last; None: not known.
-        waits_for: the first and the last of the versions that the aggregate waits for.
-        is_whole: whether the topics were read as far as was needed.
+        position: everything created at or before is accounted for, µs; None: unknown.
+        total: number of versions; `versions` are the last of them; None: unknown.
+        is_whole: the topics were read as far as needed.
     """
 
     aggregate_id: str
@@ -99,7 +95,6 @@ class Trace:
 
     @property
     def ok(self) -> bool:
-        """Whether there is any version, and all are accounted for."""
         return bool(self.versions) and all(v.is_accounted_for for v in self.versions)
 
     @property
@@ -107,7 +102,6 @@ class Trace:
         return dict(Counter(traced.verdict for traced in self.versions))
 
     def summary(self, version: int | None = None) -> str:
-        """One line. Args: version: the one that was asked for; None: the last ones were."""
         if not self.versions:
             nothing = "not in the store; the topics were not read to their ends"
             if self.is_whole:
@@ -146,15 +140,7 @@ def trace(
     limit: int = 20,
     timeout: float = 60.0,
 ) -> Trace:
-    """Find one version of an aggregate, or the last ones.
-
-    Args:
-        version: which; None: the highest `limit` that are known of.
-
-    Raises:
-        ConfigError: cli.usage, the id is not UTF-8
-        StoreError, SinkError, StateError: the store, the topics or the state cannot be read.
-    """
+    """Find one version of an aggregate or, without `version`, the highest `limit` known ones."""
     try:
         aggregate_id.encode()
     except UnicodeEncodeError:
@@ -167,7 +153,6 @@ def trace(
         span = range(0) if version is not None else _known(config, store, aggregate_id, hold)
 
         def last() -> list[int]:
-            """The versions that are shown."""
             if version is not None:
                 return [version]
             others = sorted(v for v in topics.by_version if v not in span)
@@ -195,7 +180,7 @@ def trace(
         publisher.is_running,
         publisher.position,
         notes,
-        # len() is for less than 2^63
+        # len() overflows at 2^63
         None if is_one else span.stop - span.start + sum(v not in span for v in topics.by_version),
         waits_for,
         not topics.own.unread,

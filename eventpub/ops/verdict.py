@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from eventpub.sources.mysql import EventStore
 
 NO_TIME = -(1 << 63)
-"""Instead of the µs of a time that cannot be read."""
+"""µs in place of an unreadable time."""
 
 SHOWN = 20
-"""Differences of a kind that are listed one by one."""
 
 KINDS = ("missing", "repeated", "out_of_order", "altered", "extra", "doubled", "held")
-"""What is counted. Events that are held are no difference: they wait for a version that is not in
-the store, and no longer than the publisher does."""
+"""Kinds of findings. "held" is no difference: such events wait for a version that is not in the
+store, and no longer than the publisher does.
+"""
 
 GRACE = 10_000_000
 """µs that an event may wait beyond `read.delay` and `read.max_wait`."""
@@ -28,13 +28,7 @@ GRACE = 10_000_000
 
 @dataclass(frozen=True)
 class Difference:
-    """One event about which store and topic do not agree.
-
-    Args:
-        version: None for a record without a version that can be read.
-        create_time: µs, or NO_TIME.
-        partition, offset: where it is on the topic; None where it is not.
-    """
+    """One event that differs between store and topic; `create_time` is µs, or NO_TIME."""
 
     aggregate_id: str
     version: int | None
@@ -56,11 +50,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Behind:
-    """Events after the publisher's position that should be published by now.
-
-    Args:
-        seconds: the age of the oldest; 0: there is none.
-    """
+    """Events after the publisher's position that are due; `seconds`: age of the oldest, or 0."""
 
     events: int = 0
     has_more: bool = False
@@ -77,18 +67,17 @@ class Behind:
 
 @dataclass
 class Verdict:
-    """What the comparison found.
+    """The result of a comparison.
 
     Attributes:
-        first, last: the range of `create_time` that was compared, both included, µs.
+        first, last: the compared range of `create_time`, both inclusive, µs.
         events: rows of the store in the range.
-        records: records of events on the topic in the range, those marked late included.
-        accounted: rows that are not on the topic for a recorded reason, and records exempt from
-            the order: "late", "dead", "diverted", "dropped" (late events, by configuration),
-            "arrived" (committed, or published, while we looked), "without_identity" (rows without
-            an aggregate or a version, which are passed over).
-        behind: what the publisher has not published yet; None where an end of the range was asked
-            for, or there is no publisher's state.
+        records: records of events in the range, including late ones.
+        accounted: rows absent from the topic for a recorded reason, and records exempt from the
+            order: "late", "dead", "diverted", "dropped" (late events, by configuration), "arrived"
+            (committed or published during the comparison), "without_identity" (rows without
+            aggregate or version, which are passed over).
+        behind: what is due; None: an end of the range was given, or there is no state.
     """
 
     first: int
@@ -147,12 +136,6 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a comparison is.
-
-    Args:
-        done: the part of the whole work, 0 to 1.
-    """
-
     doing: str
     rows: int
     records: int
@@ -162,23 +145,13 @@ class Progress:
 def measure(
     store: EventStore, read: Read, progress: Mapping[str, Any], compared: int
 ) -> Behind | None:
-    """Look at the table once more, now.
-
-    Args:
-        compared: the end of the range that was compared, µs; nothing before it counts.
-
-    Returns:
-        None where the state has no position: who has no publisher has none that is behind.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
+    """The events that are due by now, after `compared`, µs; None if the state has no position."""
     if "position" not in progress:
         return None
     after, now = max(int(progress["position"]), compared), store.now()
     upto = now - read.delay - read.max_wait - GRACE
     events, oldest = 0, now
-    # more than once only where the clocks go back: what `waiting` counts must not cross that
+    # loops only where the clocks go back: a range of `waiting` must not cross that
     while events <= MOST_EVENTS:
         poll = store.poll(after, 0, 1, at_most=upto)
         if not poll.has_rows:

@@ -1,8 +1,8 @@
-"""Comparing the event table with the topic: is everything published, once, in order, unaltered.
+"""Compares the event table with the topic: everything published, once, in order, unaltered.
 
 Both sides are read once, each in a thread, into a database that spills to disk (`sides`), and
 compared there (`comparison`). While few events are missing, the topic is read on for some seconds:
-what is published meanwhile is not missing.
+events published meanwhile are not missing.
 """
 
 from __future__ import annotations
@@ -47,30 +47,24 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     """Compare store and topic.
 
     Args:
-        first: compare events created at or after, µs; None: from where the publisher started.
-        last: compare events created at or before, µs; None: up to where the publisher is, or to
-            the boundary where its state cannot be read.
-        differences: a file that gets all differences, one JSON object a line; of records that
-            eventpub cannot have written, the first ones.
-        former_partitions: how many the topic had before, the first number first; none: as the
-            publisher's state says.
-        patience: seconds to wait for open transactions on the topic to end.
-        wait: seconds to wait for missing events, where they are few: a row that is committed late
-            is published seconds after it can be read.
-
-    Raises:
-        ConfigError: there is nothing between `first` and `last`; the file cannot be written.
-        StoreError: the store cannot be read.
-        SinkError: the topic cannot be read to its end.
-        StateError: there is no disk space for what is compared.
+        first: compare events created at or after, µs; None: from the publisher's start.
+        last: compare events created at or before, µs; None: up to the publisher's position, or to
+            the boundary if its state cannot be read.
+        differences: file for all differences, one JSON object per line; of foreign records only the
+            first ones.
+        former_partitions: former numbers of partitions, oldest first; empty: from the publisher's
+            state.
+        patience: seconds to wait for open transactions on the topic.
+        wait: seconds to wait for missing events, if few: a row that is committed late is published
+            seconds after it becomes visible.
     """
     layout = EventStore.discover(config.store)
-    # what a replica has not applied yet is shown as what it is
+    # a row that a replica has not applied yet is just shown as absent
     readable = config.store.model_copy(update={"allow_replica": True})
     config = config.model_copy(update={"store": readable})
     former = tuple(former_partitions or _read_state(config, "progress.json").get("numbers", ()))
     ids = (config.app.id, *config.app.former_ids)
-    # an event of an hour that the clocks repeat may be on the topic with its other time
+    # an event of an hour that the clocks repeat may have its other time on the topic
     longest = max((back for _, back in layout.repeated), default=0)
     since = None if first is None else first - longest
     reader = TopicReader(config.sink, ids, patience, first=since, last=last)
@@ -96,7 +90,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
                 _write_differences(listed, sides, reader)
         verdict.notes = notes
         if last is None:
-            progress = _read_state(config, "progress.json")  # as it is by now
+            progress = _read_state(config, "progress.json")  # its current content
             verdict.behind = measure(store, config.read, progress, verdict.last)
             verdict.notes += _of_other_times(store)
     _note_topic(reader, verdict)
@@ -109,7 +103,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
 
 
 def _held_since(config: Config, now: int) -> int:
-    """Events created at or after this may wait for a version below them, µs."""
+    """Events created at or after this may wait for a lower version, µs."""
     gaps, read = config.gaps, config.read
     attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
     longest = attempts + read.delay + read.max_wait + GRACE
@@ -117,12 +111,12 @@ def _held_since(config: Config, now: int) -> int:
     has_just_begun = isinstance(started, float | int) and time.time() - started < longest / 1e6
     progress = _read_state(config, "progress.json")
     if progress.get("holds") and (has_just_begun or progress.get("is_paused")):
-        return 0  # it has not attempted them since
+        return 0  # not attempted since
     return now - longest
 
 
 class _StoppedError(Exception):
-    """Another thread has failed, or the caller has."""
+    """Another thread or the caller failed."""
 
 
 class _Run:
@@ -141,7 +135,6 @@ class _Run:
         self._done = {"store": 0.0, "topic": 0.0}
 
     def compare(self, spans: Mapping[Place, tuple[int, int]], wait: float) -> Verdict:
-        """Read both sides and compare them, again while few events are missing."""
         doing = "reading store and topic"
         self._beside(doing, self._read_store, lambda: self._read_topic(spans))
         ends = self._read_on(doing, {place: end for place, (_, end) in spans.items()})
@@ -232,7 +225,7 @@ def _write_differences(listed: IO[str], sides: Sides, reader: TopicReader) -> No
 
 @contextmanager
 def _opened(file: Path) -> Iterator[IO[str]]:
-    """The file for the differences; an interrupted comparison leaves it as it was."""
+    """The file for the differences; an interrupted comparison leaves it unchanged."""
     is_new = not file.exists()
     try:
         with file.open("a", encoding="utf-8") as listed:
@@ -274,7 +267,7 @@ def _note_topic(reader: TopicReader, verdict: Verdict) -> None:
 
 
 def _read_state(config: Config, name: str) -> dict[str, Any]:
-    """A file of the publisher's state; empty where it cannot be read: others may compare, too."""
+    """A file of the publisher's state; empty if unreadable: other users may compare, too."""
     state = StateDir(config.app.state_dir)
     try:
         return state.read(state.root / name) or {}
@@ -321,7 +314,7 @@ def _compared_range(
         lacking = f"no publisher's position in {config.app.state_dir}"
         notes.append(f"{lacking}: compared up to the boundary")
     if upto <= after and last is None and first is not None:
-        # nothing was written since, or the publisher is behind, which is found afterwards
+        # nothing was written since, or the publisher is behind; that is checked afterwards
         last = store.now() - config.read.delay
         notes.append("the publisher has not reached any event created since --from")
     if last is not None and last <= after:

@@ -1,4 +1,4 @@
-"""What uses private parts of other libraries, since it is much faster, or else cannot be known.
+"""Uses of other libraries' private parts, for speed or for facts not available otherwise.
 
     bulk         where confluent-kafka keeps librdkafka's handle.
                  Self-check: the version, and librdkafka itself. Else: record by record.
@@ -7,8 +7,8 @@
     client_log   how librdkafka words its log.
                  Self-check: each commit must show. Else: each commit is in doubt.
 
-`spark.input_rows` reads the stream of a Python worker of Spark's. Where a self-check fails, or a
-switch is off, the result is the same, only slower; or there is none.
+`spark.input_rows` reads the stream of Spark's Python workers. If a self-check fails or a switch is
+off, the result is the same but slower, or absent.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Switches:
-    """Which of them may be used; asked at each use."""
+    """Which of them may be used; read at each use."""
 
     bulk: bool = True
     packets: bool = True

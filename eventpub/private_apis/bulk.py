@@ -1,10 +1,10 @@
-"""Hands many events to librdkafka at once, from Arrow's memory, without Python objects of each.
+"""Passes many events to librdkafka at once, from Arrow's memory, without a Python object for each.
 
 `Producer.produce` costs 3 µs more of an event's 9 µs of CPU. Here NumPy fills the arguments of many
-`rd_kafka_produceva` calls, with addresses in Arrow's buffers. This needs the handle that
-confluent-kafka keeps in its `Producer`, so it is done only with a known version's own wheel, and
-once librdkafka confirms that the handle is that object's; else `bulk_of` gives None and records are
-produced one by one, the same in every byte.
+`rd_kafka_produceva` calls with addresses in Arrow's buffers. The handle is private to
+confluent-kafka's `Producer`, so this is done only with a known version's own wheel, once librdkafka
+confirms that the handle is that object's; else `bulk_of` returns None and records are produced
+one by one, with the same bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from eventpub.sink.records import FixedEvents
 
 WORTHWHILE = 64
-"""Rows from which the arrays pay off."""
 _KNOWN = ("2.16.",)
 """Versions of confluent-kafka whose `Producer` has librdkafka's handle first."""
 _CHUNK = 500
@@ -59,15 +58,12 @@ log = logging.getLogger("eventpub.sink")
 
 class Bulk:
     def __init__(self, producer: Producer, library: Any, handle: int) -> None:
-        self._producer = producer  # as long as this is there, the handle is
+        self._producer = producer  # keeps the handle alive
         self._library = library
         self._handle = handle
 
     def produce(self, topic: str, events: FixedEvents, rows: npt.NDArray[np.int64]) -> int:
-        """Queues these rows of the events in order, without delivery reports.
-
-        Returns:
-            How many: fewer than all when the producer's queue is full.
+        """Queue these rows in order, without delivery reports; returns how many fit in the queue.
 
         Raises:
             KafkaException: the client refuses one; those before it are queued.
@@ -123,10 +119,9 @@ class Bulk:
         return len(rows)
 
     def _queue(self, addresses: Sequence[int], counts: list[int]) -> int:
-        """One record after the other, up to the first that is not taken."""
         left = iter(addresses)
         calls = map(self._library.rd_kafka_produceva, repeat(self._handle), left, counts)
-        error = next(filter(None, calls), None)  # no line of Python is run between two records
+        error = next(filter(None, calls), None)  # no line of Python runs between two records
         if error is None:
             return len(addresses)
         try:
@@ -141,9 +136,7 @@ class Bulk:
 
 
 class _Column:
-    """Address and length of each value of an Arrow array of texts or bytes."""
-
-    _empty = ctypes.create_string_buffer(1)  # an address of 0 would be no value at all
+    _empty = ctypes.create_string_buffer(1)  # an address of 0 would mean no value
 
     def __init__(self, array: Any) -> None:
         large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
@@ -152,7 +145,7 @@ class _Column:
         begin = array.offset * kind.itemsize
         ends = np.frombuffer(offsets, kind, len(array) + 1, begin)
         ends = ends.astype(np.int64)
-        self._array = array  # holds what the addresses lead to
+        self._array = array  # keeps the buffers alive
         self.sizes = np.diff(ends)
         self.addresses = ends[:-1].astype(np.uint64)
         self.addresses += np.uint64(0 if data is None else data.address)
@@ -167,7 +160,7 @@ def _text(text: str) -> Any:
 
 
 def bulk_of(producer: Any) -> Bulk | None:
-    """The fast path into this producer; None where it is not known to be safe."""
+    """The fast path into this producer; None if it is not known to be safe."""
     library = _library() if SWITCHES.bulk else None
     if library is None or type(producer) is not Producer:
         return None
@@ -179,7 +172,7 @@ def bulk_of(producer: Any) -> Bulk | None:
 
 @cache
 def _library() -> Any:
-    """The librdkafka that confluent-kafka itself has loaded; None if its version is not known."""
+    """The librdkafka that confluent-kafka has loaded; None if its version is unknown."""
     version = importlib.metadata.version("confluent-kafka")
     folder = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
     paths = sorted(folder.glob("librdkafka*.so*"))
@@ -215,12 +208,9 @@ _NAME_AT_END = re.compile(r"\((\w+)[^()]*\)\s*$")
 
 
 class TransactionLog:
-    """What librdkafka's log says of a transaction: it repeats a lost `EndTxn` silently.
+    """librdkafka's log of a transaction: it silently repeats a lost `EndTxn`.
 
     A commit whose `EndTxn` the log does not show proves that the log is worded differently.
-
-    Attributes:
-        transaction_error: why the transaction can no longer be committed.
     """
 
     def __init__(self) -> None:
@@ -243,7 +233,7 @@ class TransactionLog:
             self._lost_answer = True
         elif facility == "TXNERR" and (name_at_end := _NAME_AT_END.search(text)):
             code = getattr(KafkaError, name_at_end[1], KafkaError._FAIL)
-            # the first is the cause; an abort that fails in turn tells less
+            # the first is the cause; a failing abort would hide it
             self.transaction_error = self.transaction_error or KafkaError(code, text)
 
     @property
@@ -253,5 +243,5 @@ class TransactionLog:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether an `EndTxn` has no answer, or that is unknown."""
+        """Whether an `EndTxn` is unanswered, or that is unknown."""
         return not SWITCHES.client_log or self._lost_answer or self._ends_sent > self._ends_answered

@@ -1,8 +1,8 @@
 """Rows of a SELECT as Arrow columns, read in bulk from MySQL's text protocol.
 
-PyMySQL spends about 10 µs on a row of six columns. Here the socket is read in large pieces, and
-values are copied a column at a time by numpy and Arrow: 1.4 µs. It uses private names of PyMySQL's
-connection; where one is missing or a known answer is misread, PyMySQL's cursor reads the rows.
+PyMySQL spends about 10 µs on a row of six columns. Reading the socket in large pieces and copying
+values a column at a time by numpy and Arrow takes 1.4 µs. It uses private names of PyMySQL's
+connection; if one is missing or a known answer is misread, PyMySQL's cursor reads the rows.
 
 https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_query_response_text_resultset.html
 """
@@ -43,7 +43,7 @@ _header = Struct("<I").unpack_from
 
 
 def stream(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Columns]:
-    """Runs a SELECT and yields its rows in blocks of at most `rows` rows and about `size` bytes.
+    """Run a SELECT and yield its rows in blocks of at most `rows` rows and about `size` bytes.
 
     A consumer that stops early must close the connection.
     """
@@ -52,7 +52,7 @@ def stream(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Colum
         return
     connection._execute_command(COMMAND.COM_QUERY, sql)
     width = connection._read_packet().read_length_encoded_integer()
-    for _ in range(width + 1):  # column definitions, which we know, and their end
+    for _ in range(width + 1):  # skip the column definitions, which are known, and their end
         connection._read_packet()
     result = _Result(connection, width)
     while not result.ended:
@@ -61,9 +61,8 @@ def stream(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Colum
 
 _NAMES = ("_execute_command", "_read_packet", "_rfile", "_force_close")
 _KNOWN = [[b"a", b""], [None, b"x" * 300]]
-"""Two columns of two rows."""
 _ANSWER = b"\x03\0\0\1\1a\xfb" + b"\x30\1\0\2\0\xfc\x2c\1" + b"x" * 300 + b"\5\0\0\3\xfe\0\0\2\0"
-"""These rows as a server sends them, and the end of the result."""
+"""These rows in the protocol, and the end of the result."""
 
 
 @cache
@@ -122,7 +121,6 @@ class _Result:
         self.ended = False
 
     def blocks(self, rows: int, size: int) -> Iterator[Columns]:
-        """The next block, or two where a row is longer than a packet."""
         data, at = self._data, 0
         starts: list[int] = []
         long_row = None
@@ -149,9 +147,9 @@ class _Result:
             yield _columns(long_row, [0], self._width)
 
     def _look_for_end(self, data: bytearray, starts: list[int], length: int) -> None:
-        """Takes the last packet off the rows if it ends the result."""
+        """Remove the last packet if it ends the result."""
         head = data[starts[-1]]
-        # a long packet that begins like this is a row that begins with a long value
+        # a long packet that begins like this is a row with a long first value
         if head == _ERROR or (head == _END and length < 9):
             self.ended = True
             start = starts.pop()
@@ -159,7 +157,6 @@ class _Result:
                 MysqlPacket(bytes(data[start : start + length]), "utf-8").raise_for_error()
 
     def _join(self, data: bytearray, at: int) -> tuple[bytearray, int]:
-        """A row that is longer than one packet, and where it ends."""
         row = bytearray()
         length = _LONGEST
         while length == _LONGEST:
@@ -219,9 +216,9 @@ def _values(
     length: npt.NDArray[np.int64],
     nulls: npt.NDArray[np.bool_],
 ) -> pa.Array[Any]:
-    """Copies values out of a buffer.
+    """Copy values out of a buffer.
 
-    Arrow can only describe adjoining values, so the bytes between two are values as well, and every
+    Arrow can only describe adjacent values, so the bytes between two are values as well, and every
     second one is taken.
     """
     count = len(at)

@@ -1,5 +1,5 @@
-"""One shard's way through its work; `runner` is an event's whole way, from top to bottom.
+"""Publishes one shard; `runner` shows an event's whole way.
 
-The only package that knows store, admission, index and sink together. It does not know Spark, other
-shards, nor who runs it.
+The only package that knows store, admission, index and sink together. It knows neither Spark nor
+other shards nor its caller.
 """

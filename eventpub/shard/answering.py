@@ -1,6 +1,4 @@
-"""What users ask for: look for what an aggregate misses, give its gap up, show what waits, publish
-a row that is not on the topic.
-"""
+"""Answers users' requests: retry or skip a gap, list what is held, publish a missing row."""
 
 from __future__ import annotations
 
@@ -16,29 +14,26 @@ from eventpub.shard.publishing import NO_EVENTS, Publishing
 from eventpub.sink.reading import has_event
 
 _OF_THE_ROW = {"sink.too_many_refused", "store.other_history", "store.row_invalid"}
-"""Errors about a row that only the user's request has touched."""
+"""Errors caused by the requested row alone."""
 
 _OF_THE_SHARD = {"sink.fenced", "sink.own_request_late", "index.corrupt"}
-"""Errors that are met whatever is asked for, and that more is done about than to start again."""
+"""Errors independent of the request, which need more than a restart."""
 
 
 class Answering:
-    """Answers requests about one shard's aggregates."""
-
     def __init__(self, context: ShardContext, publishing: Publishing) -> None:
         self._context = context
         self._publishing = publishing
 
     def answer(self, request: Request, *, gives_up: bool = False) -> None:
-        """The answer is in the next report.
+        """Put the answer into the next report.
 
         Args:
-            gives_up: an error that waiting does not fix becomes the answer, with no further retry.
+            gives_up: answer with an error that waiting does not fix, instead of raising it.
 
         Raises:
-            StoreError, SinkError, StateError: it could not be done; where waiting does not fix
-                that, the next runner may go on all the same, since the coordinator sees to it that
-                a request does not fail for ever.
+            StoreError, SinkError, StateError: retriable even if waiting does not fix it, as the
+                coordinator limits how often a request may fail.
         """
         try:
             answer = self._answer(request)
@@ -62,7 +57,7 @@ class Answering:
         index, a, version = context.index, request.aggregate_id, request.version
         hold = index.holds.get(a)
         if request.action == "skip" and version is None:
-            return "nothing is held"  # as far as who asked could see
+            return "nothing is held"  # as far as the requester could see
         if hold is not None and version in {None, hold.first_missing}:
             version = hold.first_missing
             if request.to_version is not None and self._is_larger(hold, request.to_version):
@@ -77,7 +72,7 @@ class Answering:
         known = index.known([a])
         skipped = known.skipped.get(a, ())
         if version is not None and version <= known.last.get(a, version - 1):
-            # now, or before an unreported crash: no other gap is given up for it
+            # now, or before an unreported crash: do not skip another gap for it
             return "skipped" if admission.in_ranges(version, skipped) else "found"
         if request.action == "retry" and skipped:
             ranges = [VersionRange(a, first, last) for first, last in skipped]
@@ -89,11 +84,11 @@ class Answering:
         return "nothing is missing" if is_known else "nothing is held"
 
     def _is_larger(self, hold: admission.Hold, last: int) -> bool:
-        """Whether more is missing than up to a version: what was above it was deleted since."""
+        """Whether a skip would give up more than up to `last`: rows were deleted since."""
         return (self._last_missing(hold) or last) > last
 
     def _last_missing(self, hold: admission.Hold) -> int | None:
-        """Up to which version a skip would give up; None: nothing is there above the gap."""
+        """The last version that a skip would give up; None: nothing is above the gap."""
         above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
         there = self._context.lookup.versions(above, 1)
         return min(there) - 1 if there else None
@@ -110,7 +105,7 @@ class Answering:
     # -- a row that is not on the topic ------------------------------------------------------------
 
     def _try_to_publish(self, request: Request) -> str:
-        """As `_publish`; an error of this row alone does not end the runner."""
+        """Like `_publish`, but an error of this row alone does not end the runner."""
         index, a = self._context.index, request.aggregate_id
         before = index.known([a]).skipped.get(a, ())
         try:
@@ -124,9 +119,9 @@ class Answering:
     def _publish(self, request: Request) -> str:  # noqa: PLR0911 (one case after the other)
         """Publish a row that is not on the topic, whenever it was created.
 
-        One above the last version goes out in its turn, one below as a late event: that its version
-        counts as skipped is in the index before it is published. A fold that reads it back from the
-        topic, after an answer that was lost, takes it off again, and so it is not published twice.
+        Above the last version it goes out in order. Below, it is a late event, which the index
+        first marks as skipped: if the answer is lost, a fold removes the mark, so it is not
+        published twice.
         """
         context, a, version = self._context, request.aggregate_id, request.version
         index, rules, lookup = context.index, context.rules, context.lookup
@@ -160,7 +155,7 @@ class Answering:
         try:
             self._publishing.step(rows, None, retry_now=[a] * (a in index.holds), since=since)
         finally:
-            # what users try again says nothing of the store, the broker or the writers
+            # a manual retry says nothing about the health of store, broker or writers
             index.note_dead_run(run)
             context.report.counts.late = late
         dead = context.report.dead[before:]
@@ -169,11 +164,11 @@ class Answering:
         if version > index.known([a]).last.get(a, version - 1):
             return "held"
         if context.report.replaced > replaced and self._was_published(request, version) is False:
-            return "refused again"  # what was in doubt is its dead letter, which was read back
+            return "refused again"  # the fold read back its dead letter
         return "published"
 
     def _was_published(self, request: Request, version: int) -> bool | None:
-        """Whether it was, since the client has searched the topic; None: it cannot be known."""
+        """Whether it was, since the client searched the topic; None: unknown."""
         context, a = self._context, request.aggregate_id
         config = context.assignment.config
         partition = topic_partition(a, context.shard.partitions)

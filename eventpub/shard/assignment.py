@@ -20,12 +20,8 @@ class Assignment:
     """Made by the publisher, the same for all shards.
 
     Attributes:
-        config: the whole configuration.
-        layout: what the event table looks like.
-        partitions: of the topic.
-        start: events created at or before are not published, µs; None: all are.
-        run: which start of the publisher this is of; it grows.
-        parts: what it is put together from.
+        start: events created up to here are not published, µs; None: all are.
+        run: number of the publisher's start; increases.
         accepts_topic: whether the topic is the one of `sink.accept_topic_id`.
     """
 
@@ -41,15 +37,12 @@ class Assignment:
         return adopts(self.config, identity, accepts_topic=self.accepts_topic)
 
     def shard(self, number: int) -> Shard:
-        """One of the shards."""
         return Shard(number, self.config.run.shards, self.partitions)
 
     def index(self, number: int) -> Path:
-        """The folder of a shard's index."""
         return index_folder(self.config, self.config.run.shards, number)
 
     def rules(self) -> admission.Rules:
-        """What admission needs of the configuration."""
         gaps = self.config.gaps
         return admission.Rules(
             first_version=self.config.store.first_version,
@@ -63,16 +56,13 @@ class Assignment:
 
 
 def identity_of(config: Config) -> dict[str, str]:
-    """Whose a state is. Servers are not a part of it: databases and brokers move to others.
-
-    Kafka's ids of the topics, which are kept beside it, tell two clusters apart.
-    """
+    """Excludes servers, as databases and brokers move; topic ids tell clusters apart."""
     app, store, sink = config.app, config.store, config.sink
     return {"app": app.id, "topic": sink.topic, "table": store.full_table}
 
 
 def adopts(config: Config, identity: Mapping[str, Any], *, accepts_topic: bool) -> bool:
-    """Whether a state is this publisher's, before application or topic were renamed, too."""
+    """Whether a state is this publisher's, even from before a rename of application or topic."""
     own = identity_of(config)
     return (
         identity.get("app") in {own["app"], *config.app.former_ids}
@@ -82,10 +72,9 @@ def adopts(config: Config, identity: Mapping[str, Any], *, accepts_topic: bool) 
 
 
 def index_folder(config: Config, shards: int, number: int) -> Path:
-    """The folder of a shard's index, for any number of shards."""
     return config.app.state_dir.absolute() / "index" / f"{shards}-shards" / str(number)
 
 
 def threads_of(run: int) -> str:
-    """What a run of the engine `threads` calls itself among the owners of an id."""
+    """The owner name of a run of the engine `threads`."""
     return f"threads-{run}"

@@ -1,4 +1,4 @@
-"""What counts as published where neither a shard's index nor the topic can say it any more.
+"""What counts as published where neither a shard's index nor the topic can tell any more.
 
 Decided for an index that is new, older than what was cut off the topic, or made from those of
 another number of shards or partitions.
@@ -21,14 +21,7 @@ from eventpub.sink.topics import list_offsets
 
 
 class Baseline:
-    """See the module.
-
-    Args:
-        context: of the shard.
-        is_again: as of `Fold`.
-        take: has the index take over events that count as published.
-        meanwhile: called again and again.
-    """
+    """Decides a baseline; `take` adds events that count as published, `meanwhile` may stop it."""
 
     def __init__(
         self,
@@ -44,15 +37,15 @@ class Baseline:
         self._meanwhile = meanwhile
 
     def begin_index(self) -> None:
-        """A new index, from those of another number of shards or partitions where there are any."""
+        """Start an index, from those of another number of shards or partitions if there are any."""
         context = self._context
         assignment, beginning, shard = context.assignment, context.beginning, context.shard
         directories = [Path(folder) for folder in beginning.former_indexes]
         if beginning.former_shards is not None and not directories:
             former = beginning.former_shards
             directories = [index_folder(assignment.config, former, n) for n in range(former)]
-        # Partitions were added, or it is unknown whether any were: what was written before may be
-        # where another shard writes now.
+        # Partitions were added, or may have been: earlier records may be where another shard
+        # writes now.
         everywhere = bool(beginning.former_indexes) or not beginning.is_placed
         own = shard.topic_partitions()
         partitions = assignment.partitions
@@ -68,10 +61,8 @@ class Baseline:
         )
 
     def _settled_by_all(self, position: int | None, highest: int) -> int:
-        """Up to when all former shards have published everything, µs: as of `Index.move_from`.
-
-        One shard's baseline says nothing of the backlog and the holds of the others.
-        """
+        """Up to when all former shards have published everything, µs: one shard's baseline says
+        nothing of the others' backlog and holds."""
         context, start = self._context, self._context.assignment.start or 0
         low = context.beginning.low if context.beginning.low > start else position
         settled = max(start, 0 if low is None else self._settled(low))
@@ -80,11 +71,11 @@ class Baseline:
         return settled
 
     def decide(self) -> None:
-        """At the end of a first fold, or of one that was cut, whatever tries of it came before.
+        """Decide at the end of a first fold, or of one that found the topic truncated.
 
-        Cut above what the index knows: the index is older than what the coordinator knows, or the
-        whole state is older than the topic. Else only others' records were cut, where they write to
-        the topic, too, or what was published last, which was noted nowhere before.
+        A baseline is needed if the index is older than what the coordinator knows, or the whole
+        state is older than the topic. Otherwise the truncated records were another producer's, or
+        the last ones published, which were recorded nowhere else.
         """
         context, index = self._context, self._context.index
         if index.undecided is None:
@@ -101,16 +92,14 @@ class Baseline:
             context.report.repeats_after = max(baseline, min(cut.values(), default=0))
             index.forget_times(context.now)
         elif truncated and known_to is not None:
-            # what it held, or the recount had found, is older than the position
+            # held or recounted events are older than the position
             horizon = context.assignment.config.recount.horizon
             context.report.repeats_after = context.low(known_to) - horizon
         index.decide_baseline(baseline)
 
     def _count_forgotten(self, of_each: Sequence[int]) -> None:
-        """Count as published what each former shard's baseline covers and the merged one does not.
-
-        With another number of partitions it is not known which shard had which aggregate.
-        """
+        """Count as published what former baselines cover beyond the merged one, unless partitions
+        changed: then it is unknown which shard had an aggregate."""
         if of_each and not self._context.beginning.former_indexes:
             own = self._context.shard.topic_partitions()
             cut = {partition: of_each[partition % len(of_each)] for partition in own}
@@ -119,27 +108,22 @@ class Baseline:
     def _lost_baseline(self, newest: int) -> tuple[int, dict[int, int]]:
         """What counts as published when both index and topic have forgotten it.
 
-        Whatever was created up to a baseline: what is not published yet was created after what open
-        transactions hide, what is to be counted again, and the oldest hold, or within the horizon
-        or the longest wait before.
+        Everything up to the baseline: the earliest of `low`, hidden transactions and the oldest
+        hold, less the recount's horizon and the longest wait. Whatever is unpublished was created
+        later.
 
-        Of what was created later, what retention has cut off a partition: an event is in the index
-        if its record is left, or a record of a later version; and what is gone was published before
-        the oldest record left, so it was created before that; where none is left, at or before
-        `low`. Of these rows those count that stand in the table now: one that commits from now on
-        was not published. So nothing is repeated, and only what has committed late since the
-        publisher ended is given up. A bound may be too low where the oldest record left was itself
-        published late, a version was held, or a row had a time in the future: the log says from
-        where on events may be repeated.
+        Above it, rows whose records retention may have cut. An event is in the index if its record,
+        or one of a later version, is left. Cut records were published before the oldest one left,
+        so their rows are older than it (if none is left: up to `low`). Only rows in the table now
+        count, as one that commits later was not published. So nothing is repeated, and only late
+        commits since the publisher ended are lost. If the oldest record left was published late or
+        held, or has a future time, the bound may be too low: the log says from where on events may
+        repeat.
 
-        Where the coordinator knows nothing, or less than the topic, the newest event read back
-        stands for `low`; see `_kept`.
-
-        Args:
-            newest: `create_time` of the newest event that was read back from the topic, µs.
+        If the coordinator knows less than the topic, the newest event read back replaces `low`.
 
         Returns:
-            The baseline, µs; and by partition up to when what was created may be cut.
+            The baseline, µs; per partition, up to which `create_time` records may be cut.
         """
         context, low = self._context, self._context.beginning.low
         start = context.assignment.start or 0
@@ -153,22 +137,17 @@ class Baseline:
         return max(start, min(low, self._settled(low))), cut
 
     def _settled(self, low: int) -> int:
-        """Up to when all that was created is published or skipped, if all that was read up to `low`
-        is, but for what waits and what is hidden."""
+        """Up to when everything is published or skipped, µs, if all read up to `low` is, except
+        what is held or hidden."""
         hidden = self._context.beginning.hidden_since
         return self._kept(self._context.low(low if hidden is None else min(low, hidden)))
 
     def _count_as_published(self, after: int, cut: Mapping[int, int]) -> None:
-        """Mark rows of the table as published; see `_lost_baseline`. Versions that are missing
-        below them are marked as skipped: one that commits later is published as a late event.
-
-        Args:
-            after: the baseline, µs.
-            cut: by partition, up to when.
-        """
+        """Mark rows after the baseline, up to `cut` per partition, as published, and missing
+        versions below them as skipped: one that commits later is a late event."""
         context, index = self._context, self._context.index
         before: dict[str, int] = {}
-        left: dict[str, int] = {}  # the last version of those whose last record is on the topic
+        left: dict[str, int] = {}  # last versions whose records are on the topic
         none = context.rules.first_version - 1
         for keys in context.lookup.keys(after, max(cut.values(), default=after), context.shard):
             old = [row[:3] for row in self._rows(keys, cut) if row[3]]
@@ -187,8 +166,7 @@ class Baseline:
         context.parts.failpoint("after_baseline")
 
     def _is_left(self, aggregate_id: str, known: Known, cut: Mapping[int, int]) -> bool:
-        """Whether an aggregate's last event is still on the topic: then all that was published
-        after it is, too."""
+        """Whether an aggregate's last event is still on the topic, and so all published later."""
         seen = Seen.unpacked(known.times.get(aggregate_id, 0))
         partition = topic_partition(aggregate_id, self._context.shard.partitions)
         return seen.is_of_last and seen.newest >= cut[partition]
@@ -210,13 +188,13 @@ class Baseline:
         """Mark versions as skipped that the table lacks directly below these events.
 
         Args:
-            before: the last version of each aggregate before any was counted.
-            left: those of which all rows up to the last version were published.
+            before: last version per aggregate before any was counted.
+            left: aggregates whose rows up to the last version were all published.
         """
         index, lookup = self._context.index, self._context.lookup
         above = [(a, v) for a, v in events if v - 1 > before[a] and (a, v - 1) not in events]
         there, below = {a: [before[a]] for a, _ in above}, above
-        while below:  # what is there and does not count is missing as well
+        while below:  # rows that do not count as published are missing as well
             found = [row for keys in lookup.below(below, 1) for row in self._rows(keys, cut)]
             below = [(a, v) for a, v, _, is_old in found if not (is_old or a in left)]
             for a, version in {(a, v) for a, v, *_ in found} - {*below}:
@@ -228,16 +206,16 @@ class Baseline:
                 index.note_skipped(a, [*ranges, missing])
 
     def _kept(self, newest: int) -> int:
-        """Everything created before that was published or skipped when an event of then was."""
+        """Rows created before this were published or skipped when `newest` was published."""
         context = self._context
         return newest - context.assignment.config.recount.horizon - context.rules.longest_hold
 
     def _is_of_older_state(self, newest: int) -> bool:
-        """Whether the coordinator does not know either what was cut off the topic.
+        """Whether the coordinator, too, does not know what was cut off the topic.
 
-        That it does not reach to where a partition begins is not enough: what stood there may have
-        been another producer's, and with a baseline all that commits late, or that a hold waits
-        for, would be lost. A state that is older shows by what was published since.
+        Not reaching a partition's start is not enough: the records there may have been another
+        producer's, and a baseline would lose late commits and holds. An older state shows by later
+        publications.
         """
         context = self._context
         known_to = max(context.beginning.low, context.index.position or 0)

@@ -17,14 +17,10 @@ from eventpub.shard.publishing import Publishing
 
 
 class Comparing:
-    """At most one comparison at a time; its keys are read by a thread meanwhile.
+    """At most one comparison at a time; a thread reads its keys with the context's `lookup`.
 
-    What is compared later than it was read loses nothing: the index knows more by then, and a row
-    that it does not know then was not known before either.
-
-    Args:
-        context: of the shard; its `lookup` is used by that thread, which it allows.
-        publishing: takes what the index does not know.
+    Comparing later than reading is safe: the index only learns more, and a row that it does not
+    know then was unknown before, too.
     """
 
     def __init__(self, context: ShardContext, publishing: Publishing) -> None:
@@ -38,11 +34,10 @@ class Comparing:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether there is one."""
         return self._comparison is not None
 
     def begin(self, comparison: Comparison) -> None:
-        """Take one on; what of another is left does not count."""
+        """Start one, dropping what is left of another."""
         context = self._context
         self.close()
         if comparison.number <= context.report.compared:
@@ -51,14 +46,14 @@ class Comparing:
         self._done.clear()
         self._unfinished.clear()
         position = context.index.position
-        # none: a new index of a shard that waits, nothing is read yet
+        # no position: a waiting shard with a new index has read nothing yet
         if position is None or not comparison.buckets:
             self.leave_rest()
             return
         upto = position
 
         def keys() -> Iterator[tuple[int, pa.RecordBatch | int]]:
-            """Each bucket with its keys, and at last with their number."""
+            """Each bucket's keys, then their number."""
             for bucket in comparison.buckets:
                 rows = 0
                 for some in context.lookup.keys(*window_of(bucket, upto), context.shard):
@@ -69,7 +64,7 @@ class Comparing:
         self._keys = self._reading.enter_context(context.parts.read_ahead(keys))
 
     def leave_rest(self) -> None:
-        """End it: buckets that are not compared yet, or not whole, are unfinished."""
+        """End it; buckets not compared completely are reported as unfinished."""
         comparison, report = self._comparison, self._context.report
         if comparison is not None:
             report.unfinished = [b for b in comparison.buckets if b not in self._done]
@@ -77,12 +72,7 @@ class Comparing:
             self.close()
 
     def go_on(self, *, finish: bool = False, waits: bool = False) -> bool:
-        """Compare what was read meanwhile; whether it is over with that.
-
-        Args:
-            finish: wait for all of it.
-            waits: wait for the next part of it.
-        """
+        """Compare what was read (`waits`: the next part, `finish`: all); whether that ended it."""
         context = self._context
         while self.is_under_way and (finish or waits or self._keys.is_ready):
             found = next(self._keys, None)
@@ -102,7 +92,7 @@ class Comparing:
         return False
 
     def _admit_unknown(self, keys: pa.RecordBatch) -> bool:
-        """Publish the rows of which the index does not know; False where the shard waits."""
+        """Publish rows that the index does not know; False if the shard waits."""
         context, counts = self._context, self._context.report.counts
         ids: list[Any] = keys.column("aggregate_id").unique().to_pylist()
         ranges = admission.unknown(keys, context.index.known(ids), context.rules)

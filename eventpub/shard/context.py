@@ -1,4 +1,4 @@
-"""What a shard's step works with: its index, sink, connections, and what it will report."""
+"""What a shard's step works with: its index, sink, connections, and the next report."""
 
 from __future__ import annotations
 
@@ -23,31 +23,24 @@ from eventpub.sink.base import Sink
 from eventpub.sink.shard import ShardSink
 
 COUNTED_LATE = 10_000_000
-"""µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
+"""µs below the horizon at which a slow coordinator may still count a bucket."""
 
 
 _INDEX_SIZE_EVERY = 10.0
-"""Seconds between two looks at how large the index is."""
+"""Seconds between measurements of the index's size."""
 
 _OF_NO_USE = {"state.foreign", "index.newer_format"}
 """Errors of an index that is intact but cannot be used."""
 
 
 class ShardContext:
-    """What a shard's step works with. A context manager: whatever is open is closed at its end.
-
-    Args:
-        assignment: of all shards.
-        number: the shard's.
+    """What a shard's step works with. A context manager that closes everything.
 
     Attributes:
-        parts: of the assignment.
-        index, sink: the shard's.
-        reader, lookup: two connections to the store: windows, and everything else.
-        report: what the next report will say.
-        now: the database's time, as it was asked last, µs.
-        open_since, hidden_since, uncounted_since: as of the last `Window`.
-        is_stopping: whether the step is to end early.
+        reader, lookup: connections to the store, for windows and for everything else.
+        now: the database's time when last read, µs.
+        open_since, hidden_since, uncounted_since: of the last `Window`.
+        is_stopping: whether the step should end early.
     """
 
     index: Index
@@ -85,54 +78,41 @@ class ShardContext:
         self.close()
 
     def close(self) -> None:
-        """Let go of everything."""
         self._open.close()
 
     def fetch(
         self, ranges: Sequence[VersionRange], size: int | None = None, seconds: float | None = None
     ) -> tuple[pa.Table, list[VersionRange]]:
-        """As of `Source`, as much as one transaction may have."""
+        """See `Source.fetch`; at most what one transaction may have."""
         sizes = self.parts.sizes
         return self.lookup.fetch(ranges, sizes.rows, size or sizes.most, seconds)
 
     def require_going_on(self) -> None:
-        """Called again and again by what may take long.
-
-        Raises:
-            StateError: run.stopping
-        """
+        """Raise run.stopping if stopping; call regularly where work may take long."""
 
     def known_upto(self, place: tuple[str, int]) -> int:
-        """Up to which offset of a partition everything that was published before is."""
+        """The offset up to which the index knows a partition."""
         return self.index.offsets.get(place, 0)
 
     def take_bounds(self, window: Window) -> None:
-        """Take over what a window says of open transactions."""
         self.open_since = window.open_since
         self.hidden_since = window.hidden_since
         self.uncounted_since = window.uncounted_since
 
     def look_at_clock(self) -> int:
-        """The database's time, µs; also `now` from then on.
-
-        Holds are measured by it: if it went back since they were seen, their wait restarts.
-        """
+        """Update `now`; if the clock went back, the waits measured by it restart."""
         before, self.now = self.now, self.lookup.now()
         self._looked_at = self.parts.clock.monotonic()
         if not before or self.now < before - CLOCK_STEP:
             latest = self.now + self.assignment.config.gaps.longest_wait + CLOCK_STEP
             self.index.see_holds_anew(latest, self.now, self.rules.next_attempt(self.now, 0))
             if self.open_since is not None:
-                # by the clock of before it says nothing of what has begun since
+                # a time of the earlier clock says nothing of newer transactions
                 self.open_since = min(self.open_since, self.now)
         return self.now
 
     def committed(self, created: npt.NDArray[np.int64]) -> None:
-        """Events have just become visible: their ages go into the report.
-
-        Args:
-            created: when, µs.
-        """
+        """Add the ages of events that just became visible; `created` in µs."""
         now = self.now + (self.parts.clock.monotonic() - self._looked_at) * 1e6
         ages = np.maximum((now - created) / 1e6, 0.0)
         found = np.searchsorted(LATENCY_BOUNDS, ages)
@@ -143,7 +123,7 @@ class ShardContext:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Adds what the block takes to the report."""
+        """Add the block's duration to the report."""
         start = self.parts.clock.monotonic()
         try:
             yield
@@ -158,16 +138,16 @@ class ShardContext:
 
     @property
     def is_full(self) -> bool:
-        """Whether what is decided next belongs to another transaction."""
+        """Whether further rows belong to another transaction."""
         return False
 
     def oldest_bucket(self) -> int:
-        """The first whose number of rows may still be of use."""
+        """The first whose count may still be needed."""
         horizon = self.assignment.config.recount.horizon + COUNTED_LATE
         return oldest_needed(self.now, horizon, self.hidden_since, self.uncounted_since)
 
     def low(self, position: int) -> int:
-        """Up to where everything is published or skipped: below the position where any waits."""
+        """Up to where everything is published or skipped: below any held event."""
         oldest = self.index.holds.oldest()
         return position if oldest is None else min(position, oldest - 1)
 
@@ -178,10 +158,10 @@ class ShardContext:
         return start, start
 
     def take_report(self) -> Report:
-        """What happened since the last one, and what is pending."""
+        """Return the report and start the next one."""
         report, index = self.report, self.index
         holds, known_to = index.holds, index.position
-        if known_to is None:  # a new index has yet to read what it does not know
+        if known_to is None:  # a new index has read nothing yet
             report.position, report.low = self._unread
         else:
             report.position, report.low = known_to, self.low(known_to)
@@ -206,15 +186,7 @@ class ShardContext:
 
 
 class PublishingContext(ShardContext):
-    """A shard that publishes to Kafka.
-
-    Args:
-        assignment: of all shards.
-        number: the shard's.
-        beginning: what is known of it.
-        lane: brings its work.
-        post: takes what it says.
-    """
+    """A shard that publishes to Kafka; `lane` brings work, `post` takes messages."""
 
     sink: ShardSink
 
@@ -234,7 +206,7 @@ class PublishingContext(ShardContext):
             raise
 
     def close(self) -> None:
-        """Let go of everything; an open transaction is aborted by the next owner."""
+        """Close everything; the next owner aborts an open transaction."""
         self.sink.close()
         super().close()
 
@@ -243,18 +215,16 @@ class PublishingContext(ShardContext):
         return ShardSink(self.parts.clients, config.app.id, self.shard, config.app.former_ids)
 
     def replace_sink(self) -> None:
-        """A new producer after an answer that leaves a doubt; fold before it publishes."""
+        """Replace the producer after an ambiguous answer; fold before publishing."""
         self.report.replaced += 1
         self.sink.close()
         self.sink = self._new_sink()
 
     @property
     def is_stopping(self) -> bool:  # type: ignore[override]
-        """Whether the runner is to leave."""
         return self.lane.is_stopping
 
     def require_going_on(self) -> None:
-        """As of `ShardContext`."""
         if self.is_stopping:
             raise StateError(
                 "run.stopping",
@@ -269,17 +239,12 @@ class PublishingContext(ShardContext):
 
 
 def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
-    """The index of a shard; a new one where the one that is there is of no use.
+    """Open a shard's index; a new one, with `report.rebuilt`, if the topic has more partitions.
 
-    One of anything else than this shard of this topic is never published from.
-
-    Args:
-        assignment: of all shards.
-        shard: whose.
-        report: says why it is a new one.
+    An index of anything but this shard of this topic is never published from.
 
     Raises:
-        StateError: index.…
+        StateError: index.…, state.foreign
     """
     folder = assignment.index(shard.number)
     identity = {
@@ -307,27 +272,23 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
 
 
 class Accounted:
-    """Rows that windows have shown, until the index has them with its position.
-
-    Args:
-        horizon: of the recount, µs; 0: nothing is counted.
-    """
+    """Rows that windows have shown, until the index records them; counts none if `horizon` is 0."""
 
     def __init__(self, horizon: int) -> None:
         self._horizon = horizon
         self._times: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def add(self, times: npt.NDArray[np.int64], since: int) -> None:
-        """Note the times, in order, of rows that were read; those up to `since` do not count."""
+        """Add the sorted times of rows; those up to `since` do not count."""
         if self._horizon and times[-1] > since:
             self._times = np.append(self._times, times[times > since])
 
     def forget(self) -> None:
-        """What the index does not have yet is read, and shown, again."""
+        """Drop all: what the index lacks is read again."""
         self._times = self._times[:0]
 
     def take(self, position: int | None) -> Counter[int]:
-        """Rows per time bucket up to a position that are accounted for with it."""
+        """Remove the rows up to a position; their number per bucket."""
         if position is None or not len(self._times):
             return Counter()
         ready = self._times <= position

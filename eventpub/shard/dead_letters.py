@@ -1,4 +1,4 @@
-"""Dead letters: the events of a batch that the broker will never take, found by its refusals."""
+"""Dead letters: events that the broker refuses permanently, and rows that admission refuses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from eventpub.sink.records import DeadRow, contents_of
 
 @dataclass(frozen=True)
 class Kept:
-    """What of a decision's events is published, and what became of the others.
+    """What is published of a decision.
 
     Attributes:
-        events: without those that were refused.
-        late: which of them are late; None: none is.
-        diverted: as of `Decision`, without those that were refused.
+        late: mask of `events`; None: none is late.
         dead: all dead letters of the decision.
-        run: how many events in a row were refused up to here; None: there was none.
+        run: refused events in a row up to here; None: no events.
     """
 
     events: pa.Table
@@ -36,7 +34,7 @@ class Kept:
 
 
 class Refusals:
-    """Which events were refused so far, and why; a batch is done again without them."""
+    """Events refused so far, and why; their batch is retried without them."""
 
     def __init__(self, sink: config.Sink) -> None:
         self._sink = sink
@@ -45,11 +43,7 @@ class Refusals:
     def note(
         self, refusal: RecordRefusedError, events: pa.Table, diverted: pa.Table | None
     ) -> None:
-        """Take over which rows of a batch were refused.
-
-        Raises:
-            StateError: publish.refused_twice
-        """
+        """Record the refused rows of a batch; raises publish.refused_twice if none is new."""
         reason = f"{refusal.code}: {refusal.reason}"
         before = len(self._reasons)
         for topic, table in ((self._sink.topic, events), (self._sink.late_topic, diverted)):
@@ -68,11 +62,11 @@ class Refusals:
             ) from refusal
 
     def forget(self) -> None:
-        """The batch was published, and its dead letters with it: they do not come again."""
+        """Forget all, once their dead letters are published."""
         self._reasons.clear()
 
     def split(self, events: pa.Table) -> tuple[pa.Table, npt.NDArray[np.bool_], list[DeadRow]]:
-        """The events without the refused ones, which those were, and their dead letters."""
+        """The events not refused, the mask of refused ones, and their dead letters."""
         keys = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
         reasons = [self._reasons.get(key) for key in keys]
         is_dead = np.array([reason is not None for reason in reasons], bool)
@@ -83,11 +77,7 @@ class Refusals:
         return events.filter(pa.array(~is_dead)), is_dead, dead
 
     def without(self, decision: Decision, run: int, store: str) -> Kept:
-        """What of a decision's events is published.
-
-        Args:
-            run: how many dead letters in a row came before.
-            store: names the event table.
+        """What is published of a decision, after `run` dead letters in a row.
 
         Raises:
             SinkError: sink.too_many_refused
@@ -148,11 +138,6 @@ def dead_rows(
     reasons: Sequence[str],
     rewritten: Mapping[str, Rewritten] | None = None,
 ) -> list[DeadRow]:
-    """Rows of `EVENTS` as dead letters, each with its reason.
-
-    Args:
-        rewritten: as of `Decision`.
-    """
 
     def published(aggregate_id: str, reason: str) -> tuple[int, int] | None:
         of = (rewritten or {}).get(aggregate_id)

@@ -1,7 +1,7 @@
-"""Fold: the index is brought up to the topic, which is the truth, before anything is published.
+"""Fold: brings the index up to the topic, which is the truth, before anything is published.
 
-Reads what the index does not know of the shard's partitions, whatever has written it: a former
-owner, a transaction whose answer was lost, another machine. Normally there is nothing to read.
+Reads what the index does not know of the shard's partitions: from a former owner, a transaction
+whose answer was lost, or another machine. Normally there is nothing to read.
 """
 
 from __future__ import annotations
@@ -21,20 +21,14 @@ from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.topics import topic_ids
 
 _SHOWN_EVERY = 1.0
-"""Seconds between two reports of how far it is."""
+"""Seconds between progress reports."""
 
 _UNNOTICED = 300_000_000
-"""µs of rows that are read again where a table is found to take second rows now: longer than the
-time between two looks at it."""
+"""µs of rows read again if the table now takes second rows: more than between two checks of it."""
 
 
 class Fold:
-    """One fold; afterwards no other producer writes this shard.
-
-    Args:
-        context: of the shard; its sink may have just been made.
-        is_again: the topic was read to its end before; what the runner began with is older.
-    """
+    """One fold, after which no other producer writes; `is_again`: not the runner's first."""
 
     def __init__(self, context: PublishingContext, *, is_again: bool = False) -> None:
         self._context = context
@@ -48,11 +42,11 @@ class Fold:
         self._shown = context.parts.clock.monotonic()
 
     def run(self) -> None:
-        """Do it.
+        """Fold.
 
         Raises:
             StateError: run.stopping, index.…
-            SinkError: as of `ShardSink.fold`.
+            SinkError: see `ShardSink.fold`.
         """
         context = self._context
         with context.timed("fold"):
@@ -67,7 +61,7 @@ class Fold:
             self._keep_contents()
             jumps = Jumps(index.known) if index.undecided is None else None
             self._read(jumps)
-            self._note_truncated(0)  # also where nothing was left to be read
+            self._note_truncated(0)  # also if nothing was left to read
             index.moved_to(context.sink.offsets)
             if index.reads_everywhere:
                 index.has_read_everywhere(context.own_places())
@@ -86,10 +80,7 @@ class Fold:
             self._go_on(context.sink.last_fold.unread)
 
     def _keep_contents(self) -> None:
-        """What tells rows of one version apart, where the table takes several: of all versions.
-
-        An index from before, when the table refused a second row, lacks it.
-        """
+        """If the table takes second rows, read back all contents that an older index lacks."""
         context, index = self._context, self._context.index
         are_kept = context.rules.contents_of is not None
         if are_kept and index.offsets and not index.has_contents:
@@ -105,11 +96,7 @@ class Fold:
         index.note_contents(are_kept)
 
     def _go_on(self, left: int) -> None:
-        """Leave where the runner is to; else say once a second that it is alive.
-
-        Args:
-            left: records to read, as far as that is known.
-        """
+        """Raise if stopping; report once a second, with the number of records `left`."""
         context = self._context
         context.require_going_on()
         if context.parts.clock.monotonic() - self._shown > _SHOWN_EVERY:
@@ -117,7 +104,7 @@ class Fold:
             context.post(Folding(context.shard.number, context.report.folded, left))
 
     def _visible(self) -> Iterator[Folded]:
-        """What of the topic the index does not know; all that it knows is visible at the end."""
+        """Read what the index does not know; at the end, all that it knows is visible."""
         context, index = self._context, self._context.index
         while True:
             if lost := self._missing_markers():
@@ -133,16 +120,14 @@ class Fold:
                     meanwhile=lambda: self._go_on(context.sink.last_fold.unread),
                 )
             except MissingMarkerError as lost:
-                self._reads_all = False  # the next one goes on where this one has come to
+                self._reads_all = False  # the next fold continues where this one ends
                 index.note_missing_markers(lost.written)
             else:
                 return
 
     def _missing_markers(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """What is to be restored: as the index knows it, and what others have published behind it.
-
-        They may have been left open in turn, and ending one transaction ends all of these.
-        """
+        """Ranges to restore, extended by what others published after them: it may be open as well,
+        and ending one transaction ends all."""
         index, acknowledged = self._context.index, self._context.beginning.acknowledged
         lost = {
             place: (first, max(end, acknowledged.get(place, 0) - 1))
@@ -152,8 +137,7 @@ class Fold:
         return lost
 
     def _note_truncated(self, newest: int) -> None:
-        """Note a cut topic before the offsets move on, and drop the position of an index that has
-        missed records which were cut."""
+        """Record a truncated topic before offsets move; without all records, drop the position."""
         context, index = self._context, self._context.index
         index.note_truncated(context.sink.last_fold.truncated, newest)
         offsets, known = index.offsets, context.beginning.acknowledged
@@ -166,7 +150,7 @@ class Fold:
 
     def _take(self, part: Folded, now: int, jumps: Jumps | None) -> None:
         context, index = self._context, self._context.index
-        # one from the future, published since a later version was there, says nothing
+        # an event from the future, published for a later version, says nothing
         past = part.create_times[part.create_times <= now]
         self._note_truncated(int(past.max(initial=0)))
         if part.kind == "gaps":
@@ -176,10 +160,10 @@ class Fold:
             self._take_events(part, now, jumps)
 
     def _take_events(self, part: Folded, now: int, jumps: Jumps | None) -> None:
-        """Have the index take over events, late events or dead letters."""
+        """Add events, late events or dead letters to the index."""
         context, index = self._context, self._context.index
         created = context.rules.steady(part.create_times)
-        created = np.where(created > 0, created, now)  # a record that does not say
+        created = np.where(created > 0, created, now)  # a record without a time
         rows = list(zip(part.aggregate_ids, part.versions.tolist(), created.tolist(), strict=True))
         of_each: dict[str, list[tuple[int, int]]] = {}
         below: dict[str, list[int]] = {}
@@ -210,7 +194,7 @@ class Fold:
     def _rewritten(
         self, part: Folded, rows: Sequence[tuple[str, int, int]]
     ) -> dict[str, Rewritten]:
-        """What is known of rewritten versions, with the rows of a chunk."""
+        """Rewritten versions, with the rows of a chunk."""
         found = self._context.index.rewritten(list(dict.fromkeys(part.aggregate_ids)))
         if not (found or part.published):
             return {}
@@ -225,10 +209,7 @@ class Fold:
         return found
 
     def _check_topics(self) -> None:
-        """Whether the topics are those that the offsets of the index belong to.
-
-        One beside the topic that was made again is empty, and that is all.
-        """
+        """Raise if the main topic was recreated, unless accepted; others are then just empty."""
         context = self._context
         sink, index = context.assignment.config.sink, context.index
         ids = topic_ids(context.parts.clients, sink.topics)
@@ -244,18 +225,14 @@ class Fold:
 
 _MOST_SHOWN = 20
 _LARGEST = 1000
-"""Versions between two that are looked for one by one."""
+"""Versions in a jump that are checked one by one."""
 
 
 class Jumps:
-    """Collects, while an index that knew something is brought up to the topic.
+    """Finds jumps between versions while an index that knew something is folded.
 
-    A publisher writes each version behind the one before; what is missing between is a recorded
-    skip or a dead letter. Anything else was written by another program under this application's id,
-    or the store was restored to an earlier time.
-
-    Args:
-        known: what the index knows of aggregates.
+    A publisher skips no version, except by a recorded skip or a dead letter. Any other jump is
+    another program's under this application's id, or the store was restored to an earlier time.
     """
 
     def __init__(self, known: Callable[[list[str]], Known]) -> None:
@@ -264,7 +241,7 @@ class Jumps:
         self._dead: dict[str, set[int]] = {}
 
     def add(self, kind: str, versions: Mapping[str, Sequence[int]]) -> None:
-        """One chunk, before the index takes it over."""
+        """Check a chunk before the index takes it over."""
         if kind != "events":
             for aggregate_id, found in versions.items():
                 self._dead.setdefault(aggregate_id, set()).update(found)
@@ -284,7 +261,7 @@ class Jumps:
                 last = version
 
     def found(self) -> list[dict[str, Any]]:
-        """The first few: `aggregate_id`, the last version that was `known`, and the one `found`."""
+        """The first few: `aggregate_id`, its last `known` version, and the one `found`."""
         return [
             {"aggregate_id": aggregate_id, "known": last, "found": version}
             for aggregate_id, (last, version) in self._open.items()

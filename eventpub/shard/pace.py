@@ -1,9 +1,8 @@
 """How much one transaction holds: bounded by bytes and by time, not only by rows.
 
-A transaction that outlives the time-outs of its messages is aborted, and would fail every time
-if it were tried again as it was. So a shard begins with small ones and doubles them as long as they
-are fast; one that took long says how much fits into the time that one may take, and what failed is
-tried again at half its size. Times are arguments.
+A transaction that outlives its messages' timeouts is aborted, and would fail again if unchanged. So
+a shard starts small and doubles while that is fast; a slow one is resized to fit the limit, and a
+failed one is halved. Times are arguments.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _LONGEST = 5.0
-"""Seconds that one may take."""
+"""Seconds that a transaction may take."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large transactions may be.
+    """Limits of transactions.
 
     Attributes:
-        rows: of one, and up to half as many again.
-        most: bytes of one, but for one row: what a shard holds in memory a few times over.
+        rows: up to half as many again are taken.
+        most: bytes, except for a single row; a shard holds a few times as much in memory.
         first: bytes of a shard's first one, while the broker's speed is unknown.
         least: bytes that are always tried.
     """
@@ -37,16 +36,7 @@ class Sizes:
 
 
 class Pace:
-    """How many bytes a shard's next transaction may have.
-
-    Args:
-        timeout: seconds after which the broker or the client gives a transaction up.
-        sizes: what they may have.
-        size: to begin with, where it is known from before.
-
-    Attributes:
-        size: bytes; one row may always go.
-    """
+    """The size of a shard's next transaction, bytes; it fails after `timeout` seconds."""
 
     def __init__(self, timeout: float, sizes: Sizes, size: int | None = None) -> None:
         self._sizes = sizes
@@ -55,13 +45,12 @@ class Pace:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing holds it back."""
         return self.size >= self._sizes.most
 
     def published(self, size: int, seconds: float) -> None:
-        """So many bytes were published in so many seconds."""
+        """Adapt to `size` bytes published in `seconds`."""
         if 4 * size < self.size:
-            return  # says nothing about large ones
+            return  # too small to tell
         if seconds > self._long / 2:
             self.size = min(self.size, max(self._sizes.least, int(size / seconds * self._long)))
         else:
@@ -73,12 +62,7 @@ class Pace:
 
 
 def rows_within(rows: pa.Table, begin: int, size: int, most: int) -> int:
-    """How many rows from one on one transaction takes: at least one where there is any.
-
-    Args:
-        size: at most so many bytes.
-        most: at most so many rows.
-    """
+    """Rows from `begin` that fit `size` bytes and `most` rows; at least one if any is left."""
     left = rows.slice(begin, most)
     if left.num_rows <= 1 or left.nbytes <= size:
         return left.num_rows
@@ -87,7 +71,7 @@ def rows_within(rows: pa.Table, begin: int, size: int, most: int) -> int:
 
 
 def _sizes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Bytes of each row, about."""
+    """Approximate bytes of each row."""
     sizes = np.full(rows.num_rows, 100, np.int64)
     for name in ("payload", "metadata", "aggregate_id", "event_type"):
         lengths = pc.fill_null(pc.binary_length(rows.column(name)), 0)

@@ -12,11 +12,11 @@ T = TypeVar("T")
 _Item = tuple[T | None, BaseException | None] | None
 
 _ENOUGH = 1
-"""Items that wait; with the one in work and the one being made, three are in memory."""
+"""Queued items; with the one in use and the one being read, three are in memory."""
 
 
 class Prefetch(Generic[T]):
-    """What was read ahead: an iterator that can tell whether it would wait."""
+    """Items read ahead: an iterator that can tell whether it would block."""
 
     def __init__(self, waiting: queue.Queue[_Item[T]]) -> None:
         self._waiting = waiting
@@ -29,7 +29,7 @@ class Prefetch(Generic[T]):
         return self._ended or bool(self._next) or not self._waiting.empty()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is, for so many seconds at most; whether it is."""
+        """Wait up to `timeout` seconds; returns `is_ready`."""
         if not self.is_ready:
             try:
                 self._next.append(self._waiting.get(timeout=timeout))
@@ -55,22 +55,17 @@ class Prefetch(Generic[T]):
 
 
 ReadAhead: TypeAlias = Callable[..., AbstractContextManager[Prefetch[Any]]]
-"""As of `read_ahead`."""
 
 
 @contextmanager
 def read_ahead(
     make: Callable[[], Iterator[T]], wake: Callable[[], None] = lambda: None
 ) -> Iterator[Prefetch[T]]:
-    """Iterates in a thread of its own, a little ahead of who consumes.
+    """Iterate in a thread, a little ahead of the consumer.
 
-    An error is raised where the item would have come. Leaving the block ends the iterator (closing
-    it, in its thread) after the item that it is making.
-
-    Args:
-        make: called in the thread; whatever its iterator uses belongs to that thread until the
-            block is left.
-        wake: called when the block is left: ends whatever the iterator waits for.
+    An error is raised where its item would have come. Leaving the block calls `wake`, which must
+    end whatever the iterator waits for, and closes the iterator in its thread. What it uses belongs
+    to that thread until then.
     """
     waiting: queue.Queue[_Item[T]] = queue.Queue(_ENOUGH)
     left = threading.Event()

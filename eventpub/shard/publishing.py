@@ -1,7 +1,7 @@
-"""A chunk of rows on its way: admit, backtrack, publish, record.
+"""Publishes a chunk of rows: admit, backtrack, publish, record.
 
-In the transaction is the one atomic point. What the index says of it is written behind it, and is
-what a fold would find: a process may die between any two lines.
+The transaction is the only atomic point. The index is written after it, as a fold would: the
+process may die between any two lines.
 """
 
 from __future__ import annotations
@@ -28,27 +28,20 @@ Event: TypeAlias = tuple[str, int]
 """Aggregate and version."""
 
 _BELOW = 16, 10_000
-"""Rows looked at below a first sight, at first and where those do not tell; the first is enough
-wherever versions and times of an aggregate differ in order by fewer."""
+"""Rows read below a first sight: the second limit only if the first does not tell, as when an
+aggregate's versions and times differ in order by more."""
 
 _FETCH_TURN = 0.3
-"""Seconds in which the versions missing in a chunk are looked for; others wait their turn."""
+"""Seconds to look up a chunk's missing versions; the rest waits for its turn."""
 
 _MOST_SHOWN = 100
-"""Skipped gaps that a report names; all are on their topic."""
+"""Skipped gaps named in a report; all are on their topic."""
 
 _MOST_REDOS = 5
 
 
 class Publishing:
-    """Decides and publishes chunks of one shard.
-
-    Args:
-        context: of the shard, folded.
-        accounted: rows that windows have shown.
-        renew_sink: replaces a sink that must not be used again, and brings the index up to what is
-            visible then.
-    """
+    """Decides and publishes a shard's chunks; `renew_sink` replaces an unusable sink, and folds."""
 
     def __init__(
         self, context: ShardContext, accounted: Accounted, renew_sink: Callable[[], None]
@@ -73,14 +66,12 @@ class Publishing:
         """Decide and publish one chunk, in as many transactions as it takes.
 
         Args:
-            rows: of the window.
-            position: what the index has accounted for after it; None: as before.
-            due: also try so many of the holds that are due.
-            retry_now, skip_now: as of `admission.Plan`.
-            since: rows created from then on are published, µs, also where the start was later.
+            position: the index's position afterwards; None: unchanged.
+            due: how many due holds to retry as well.
+            since: publish rows created from then on, µs, even if the baseline covers them.
 
         Returns:
-            False where the shard waits for a gap, or stops, and the rest of the chunk with it.
+            False if the shard waits for a gap, or stops, and the rest of the chunk with it.
         """
         context = self._context
         most = context.parts.sizes.rows * 3 // 2
@@ -124,7 +115,7 @@ class Publishing:
             if not (ids or due_now or retry_now or skip_now):
                 self._publish(Decision(NO_EVENTS, holds=waiting), Known(), position, now)
                 return True
-            # of those that wait, too: what was skipped of them before stays skipped
+            # also of held ones: their earlier skips must stay
             known = context.index.known(
                 list(dict.fromkeys([*ids, *due_now, *retry_now, *skip_now]))
             )
@@ -175,7 +166,7 @@ class Publishing:
     def _publish(self, decision: Decision, known: Known, position: int | None, now: int) -> None:
         context, report = self._context, self._context.report
         if decision.counts.conflicts:
-            # times that are read in another way than they were published are no other events
+            # times that are now read differently must not look like conflicts
             context.lookup.require_same_times()
         where = context.assignment.layout.where
         kept = self._refusals.without(decision, context.index.dead_run, where)
@@ -238,7 +229,7 @@ class Publishing:
         return published
 
     def _begin_above(self, decision: Decision, known: Known) -> int:
-        """Aggregates that are seen for the first time, and miss their first version."""
+        """The number of new aggregates that miss their first version."""
         first, now = self._context.rules.first_version, self._context.now
         return sum(
             hold is not None
@@ -249,7 +240,7 @@ class Publishing:
         )
 
     def _contents(self, decision: Decision, known: Known) -> dict[Event, set[bytes]]:
-        """What is known of the versions of a decision, with what it decides."""
+        """Known contents of the decision's versions, with those that it decides."""
         contents_of = self._context.rules.contents_of
         found: dict[Event, set[bytes]] = {}
         if contents_of is None:
@@ -263,10 +254,7 @@ class Publishing:
     # -- backtrack -------------------------------------------------------------------------------
 
     def _still_missing(self, now: int, most: int) -> tuple[dict[str, Hold | None], list[str]]:
-        """Some of the holds that are due: those that wait on, and those to be looked after.
-
-        While a hold waits, nothing but the version that it waits for is looked for, by its key.
-        """
+        """Split due holds into those that wait on and those to decide, by the missing versions."""
         context, all_holds = self._context, self._context.index.holds
         holds = [all_holds[a] for a in all_holds.due(now, most)]
         missing = [(h.aggregate_id, h.first_missing) for h in holds if not h.catching_up]
@@ -283,7 +271,7 @@ class Publishing:
     def _backtrack(
         self, plan: admission.Plan, known: Known
     ) -> tuple[pa.Table, list[admission.VersionRange]]:
-        """What is missing, as far as one transaction may hold it, and what of it was not read."""
+        """What is missing, up to one transaction's size, and what of it was not read."""
         context = self._context
         if plan.first_sights:
             assert known.baseline is not None
@@ -296,7 +284,7 @@ class Publishing:
     def _baseline_ends(
         self, sights: list[tuple[str, int]], baseline: int
     ) -> dict[str, tuple[int, int]]:
-        """As of `admission.Plan.settle`."""
+        """See `admission.Plan.settle`."""
         ends: dict[str, int] = {}
         newest: dict[str, int] = {}
         for limit in _BELOW:
@@ -315,17 +303,17 @@ class Publishing:
 
 
 def _at_first_row(hold: Hold, rows: pa.Table) -> Hold:
-    """The hold, ending at its first event: where the shard waits, nothing later is known yet."""
+    """The hold up to its first event: a waiting shard knows of no later one yet."""
     pairs = zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True)
     versions = [v for a, v in pairs if a == hold.aggregate_id and v > hold.first_missing]
     return replace(hold, seen=min(versions, default=hold.seen))
 
 
 def with_unpublished(hold: Hold, whole: Decision, published: Decision) -> Hold:
-    """The hold, beginning with what lies below the gap and does not go out before the shard waits.
+    """The hold, extended down to events below its gap that are published only after the wait.
 
-    Such events have the time of the held one, or a later one, or came by the backtrack. What goes
-    out may show that some of them are baseline: its last version is above them.
+    Those have the held event's time or a later one, or came by the backtrack. If what is published
+    shows some to be baseline, its last version is above them.
     """
     last = published.last.get(hold.aggregate_id)
     waiting = _versions_below(whole, hold) - _versions_below(published, hold)
@@ -336,7 +324,6 @@ def with_unpublished(hold: Hold, whole: Decision, published: Decision) -> Hold:
 
 
 def _versions_below(decision: Decision, hold: Hold) -> set[int]:
-    """The versions below a hold's gap that a decision publishes in their order."""
     events = decision.events
     if decision.late is not None:
         events = events.filter(pa.array(~decision.late))
@@ -349,7 +336,7 @@ def _events(rows: pa.Table) -> list[Event]:
 
 
 def _decided(rows: pa.Table, known: Known) -> list[Event]:
-    """Those of some rows' versions of which a row may have been decided."""
+    """Versions of which a row may have been decided."""
     return [
         (a, version)
         for a, version in dict.fromkeys(_events(rows))
@@ -358,7 +345,7 @@ def _decided(rows: pa.Table, known: Known) -> list[Event]:
 
 
 def _assert_order(decision: Decision, known: Known) -> None:
-    """Refuse to publish what must never be: asked of the result, not of the way it was made."""
+    """Refuse versions published twice or out of order, by the result, however it was made."""
     events = decision.events
     if not events.num_rows:
         return

@@ -1,4 +1,4 @@
-"""A runner's work as it comes, with the rows of its windows read ahead in a thread."""
+"""A runner's work as it comes, with its windows' rows read ahead in a thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eventpub.shard.prefetch import Prefetch
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a window, at most a chunk."""
+    """At most a chunk of a window's rows."""
 
     window: Window
     rows: pa.Table
@@ -36,11 +36,7 @@ Item: TypeAlias = Rows | WindowEnd | Comparison | Request | Stop
 
 
 class Reading:
-    """What comes from the coordinator, in order, whichever part reads it.
-
-    Args:
-        context: of the shard; its `reader` belongs to this.
-    """
+    """The coordinator's work in order, by `prefetch` or `next`; owns the context's `reader`."""
 
     def __init__(self, context: PublishingContext) -> None:
         self._context = context
@@ -50,14 +46,14 @@ class Reading:
 
     @property
     def received(self) -> int:
-        """The number of the last window that has come; 0: none has."""
+        """The number of the last window received; 0: none."""
         return 0 if self._last is None else self._last.number
 
     def prefetch(self) -> AbstractContextManager[Prefetch[Item]]:
-        """Everything behind the position of the index, as far as windows reach.
+        """Everything after the index's position, as far as windows reach.
 
-        It belongs to the thread that reads until the block is left; `handled` is called for each
-        item that is no row and no end of a window.
+        The reading thread owns this object until the block is left. Call `handled` after other
+        work.
         """
         self._is_left = False
         return self._context.parts.read_ahead(self._items, self._leave)
@@ -67,11 +63,11 @@ class Reading:
         self._context.lane.wake()
 
     def handled(self) -> None:
-        """The next comparison, request or stop is done with."""
+        """Drop the oldest comparison, request or stop, which is done."""
         self._unhandled.popleft()
 
     def next(self) -> Work:
-        """The next work, where rows are not wanted."""
+        """The next work, without reading rows."""
         if self._unhandled:
             return self._unhandled.popleft()
         while (work := self._context.lane.receive()) is None:
@@ -82,13 +78,12 @@ class Reading:
 
     def _items(self) -> Iterator[Item]:
         context = self._context
-        # what was published before that by other runners, the fold has read from the topic: neither
-        # a new index nor an old one needs the table for it
+        # what other runners published before, the fold has read from the topic
         horizon = context.assignment.config.recount.horizon
         after = max(context.assignment.start or 0, context.beginning.low - horizon)
         after = max(after, context.index.position or 0)
         yield from list(self._unhandled)
-        # what was planned while the shard waited, or by another runner's time
+        # a window received earlier, perhaps while the shard waited
         work: Work | None = self._last
         while True:
             if isinstance(work, Window):
@@ -100,7 +95,7 @@ class Reading:
             elif work is not None:
                 self._unhandled.append(work)
                 yield work
-            # None: nothing has come, or woken, perhaps for a block that was left before
+            # None: no work, or woken, perhaps for a block that was left earlier
             work = context.lane.receive()
             if self._is_left:
                 self._keep(work)
@@ -114,7 +109,7 @@ class Reading:
             self._unhandled.append(work)
 
     def _window(self, after: int, window: Window) -> Iterator[pa.Table]:
-        """The rows of a window in chunks: those that came along, and what is behind them."""
+        """A window's rows in chunks: those sent along, and those missing before them."""
         rows = window.rows
         if rows is not None and after < window.upto:
             if after < window.after:
@@ -132,7 +127,7 @@ class Reading:
 
 
 def chunks(batches: Iterator[pa.RecordBatch], sizes: Sizes) -> Iterator[pa.Table]:
-    """Batches of rows, put together to what one transaction takes."""
+    """Combine batches to what one transaction takes."""
     chunk: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,9 +1,8 @@
 """One shard's way through its work: fold, read, admit, backtrack, publish, record, report.
 
-A runner relies on nothing that an earlier one left in memory: the index is opened here and the
-producer made here, which fences every older one, of whichever process. At any point the process may
-die. What is visible on the topic then is what the fold of the next runner reads back,
-before it decides anything.
+A runner relies on nothing in memory: it opens the index and makes the producer, which fences all
+older ones, in any process. The process may die at any point: the next runner's fold reads back what
+is visible on the topic before it decides anything.
 """
 
 from __future__ import annotations
@@ -24,27 +23,19 @@ from eventpub.sink.numbered import require_owner
 log = logging.getLogger("eventpub.shard")
 
 _SERVES_EVERY = 60.0
-"""Seconds after which the producer hands over what it has logged, where nothing else comes."""
+"""Seconds between calls that let an idle producer hand over its log."""
 
 _REPORTS_EVERY = 5.0
-"""Seconds between two reports of a comparison that takes long."""
+"""Seconds between two reports of a long comparison."""
 
 _COMPARES_EVERY = 0.02
-"""Seconds between two checks whether keys of a comparison have come, while no rows do."""
+"""Seconds between checks for keys of a comparison, while no rows come."""
 
 
 def serve(
     assignment: Assignment, number: int, beginning: Beginning, lane: Lane, post: Post
 ) -> None:
-    """Publish one shard until it is to stop, or fails; `Ended` is the last that it says.
-
-    Args:
-        assignment: of all shards.
-        number: the shard's.
-        beginning: what is known of the shard.
-        lane: brings work.
-        post: takes what it says.
-    """
+    """Publish one shard until it is to stop, or fails; posts `Ended` last."""
     error: EventpubError | None = _unexpected(number, "its thread was ended")
     try:
         _serve(assignment, number, beginning, lane, post)
@@ -75,11 +66,7 @@ def _unexpected(number: int, what: str) -> StateError:
 def _serve(
     assignment: Assignment, number: int, beginning: Beginning, lane: Lane, post: Post
 ) -> None:
-    """As `serve`; an index that is damaged is set aside, and a new one made.
-
-    Raises:
-        EventpubError: what has ended the runner.
-    """
+    """Like `serve`; sets a damaged index aside, and starts a new one."""
     damage: str | None = None
     while not lane.is_stopping:
         runner: Runner | None = None
@@ -95,19 +82,12 @@ def _serve(
             moved_to = assignment.parts.storage.set_aside(assignment.index(number))
             damage = f"{found.message}; it was moved to {moved_to}"
             if runner is not None and runner.has_begun:
-                # what it was sent since is lost with it: it is sent again to the next one
+                # work received since is lost with it, and is sent again to the next runner
                 raise StateError(found.code, damage, where=found.where, retriable=True) from found
 
 
 class Runner:
-    """See the module.
-
-    Args:
-        context: of the shard.
-
-    Attributes:
-        has_begun: whether it takes work.
-    """
+    """See the module. `has_begun`: whether it takes work."""
 
     def __init__(self, context: PublishingContext) -> None:
         config = context.assignment.config
@@ -120,10 +100,10 @@ class Runner:
         self._reported_at = float("-inf")
 
     def run(self) -> None:
-        """Until it is to stop.
+        """Run until stopped.
 
         Raises:
-            StoreError, SinkError, StateError: nothing is half done; another runner may go on.
+            StoreError, SinkError, StateError: nothing is half done; another runner may continue.
         """
         context = self._context
         try:
@@ -136,7 +116,7 @@ class Runner:
             self._comparing.close()
 
     def _begin(self) -> None:
-        """Bring the index up to the topic, and say what it knows."""
+        """Fold, and report what the index knows."""
         context = self._context
         known_to = context.index.position
         self._require_owner()
@@ -152,7 +132,7 @@ class Runner:
         Fold(self._context, is_again=True).run()
 
     def _require_owner(self) -> None:
-        """Stop where a publisher with the engine `spark` has taken over."""
+        """Raise if a publisher with the engine `spark` has taken over."""
         assignment = self._context.assignment
         config = assignment.config
         if config.sink.delivery == "exactly_once":
@@ -160,11 +140,7 @@ class Runner:
             require_owner(assignment.parts.clients, config.app.id, threads_of(assignment.run))
 
     def _read_on(self) -> bool:
-        """Publish what windows show, and do what else comes.
-
-        Returns:
-            False where the runner is to leave; True: the shard waits for a hold from now on.
-        """
+        """Publish windows and do other work; False: stop, True: the shard waits for a hold."""
         context, comparing = self._context, self._comparing
         had_rows = False
         self._step.accounted.forget()
@@ -192,10 +168,10 @@ class Runner:
         return False
 
     def _next(self, items: Prefetch[Item]) -> Item | None:
-        """What comes next; a comparison goes on meanwhile."""
+        """The next item; a comparison continues meanwhile."""
         context, comparing = self._context, self._comparing
         while not items.wait(self._patience()):
-            # also while it goes on: who says nothing for a minute counts as standing still
+            # also during a comparison: a runner silent for a minute counts as stuck
             if comparing.go_on() or (comparing.is_under_way and self._is_silent()):
                 self._report()
             context.sink.serve()
@@ -203,17 +179,13 @@ class Runner:
             return next(items, None)
 
     def _patience(self) -> float:
-        """Seconds to wait for what comes next before something else is due."""
+        """Seconds to wait for an item before other work is due."""
         return _COMPARES_EVERY if self._comparing.is_under_way else _SERVES_EVERY
 
     def _wait_for_holds(self) -> bool:
-        """`hold_shard`: nothing is read while an aggregate waits for a version.
-
-        Returns:
-            False where the runner is to leave; True: nothing waits any more.
-        """
+        """`hold_shard`: read nothing while anything is held; False: stop, True: nothing is held."""
         context = self._context
-        # what has come is read when nothing waits any more: the next window is one for the hold
+        # received windows are read when nothing is held; the next one is for the hold
         context.report.done = max(context.report.done, self._reading.received)
         self._report()
         while context.index.holds and not context.is_stopping:
@@ -229,7 +201,7 @@ class Runner:
         return True
 
     def _do(self, work: Comparison | Request | Stop) -> bool:
-        """What is not about rows; False where the runner is to leave."""
+        """Handle what is not rows; False: stop."""
         if isinstance(work, Stop):
             return False
         if isinstance(work, Comparison):

@@ -1,7 +1,6 @@
-"""A shard's step: what is done with the rows of a window, and with what else comes with it.
+"""A shard's step: what is done with a window's rows, and with other work.
 
-The same for both engines: a runner does it for each window that the coordinator sends, a task of
-Spark once for its micro-batch.
+For both engines: a runner does it for each window, a Spark task once for its micro-batch.
 """
 
 from __future__ import annotations
@@ -18,23 +17,13 @@ from eventpub.shard.publishing import NO_EVENTS, Publishing
 _DUE_AT_ONCE = 100, 500
 _HOLDS_TURN = 0.1
 _HOLDS_SHARE = 4
-"""Holds that are tried in one transaction, seconds for those that are due after each window, and of
-which part of all time that may be while there are rows: where there are very many, the others'
-events do not wait for all of them, and still get most of the machine."""
+"""Holds retried in one transaction (least, most), seconds for due holds after each window, and the
+inverse of their share of the time while there are rows: with very many holds, other events neither
+wait for all of them nor lose most of the machine."""
 
 
 class Step:
-    """See the module.
-
-    Args:
-        context: of the shard, its index up to date.
-        renew_sink: as of `Publishing`.
-
-    Attributes:
-        accounted: rows that windows have shown, until the index has them.
-        comparing: the recount's comparison of keys.
-        answering: requests.
-    """
+    """Handles a shard's windows, comparisons and requests, with its index up to date."""
 
     def __init__(self, context: ShardContext, renew_sink: Callable[[], None]) -> None:
         self._context = context
@@ -46,15 +35,11 @@ class Step:
         self.answering = Answering(context, publishing)
 
     def rows(self, rows: pa.Table) -> bool:
-        """Decide and publish some rows of a window, in order of `create_time`.
-
-        Returns:
-            False where the shard waits for a gap, or stops, and the rest of the window with it.
-        """
+        """Publish rows of a window, sorted by `create_time`; False: the shard waits, or stops."""
         times = rows.column("create_time").to_numpy()
         if not len(times):
             return True
-        # what is older when it is read is counted again only where something hides there
+        # older rows are counted again only where open transactions hide some
         since = self._context.now - self._horizon - COUNTED_LATE
         if (hidden_since := self._context.hidden_since) is not None:
             since = min(since, hidden_since)
@@ -62,18 +47,12 @@ class Step:
         return self._publishing.step(rows, int(times[-1]) - 1)
 
     def end(self, upto: int | None, *, had_rows: bool = False) -> None:
-        """A window is done: note its end, and try the holds that are due.
-
-        Args:
-            upto: the end, µs; None: the position stays.
-            had_rows: as of `HoldsInTurn.run`.
-        """
+        """Record a window's end (µs; None: the position stays), and retry due holds."""
         self._holds.run(upto, had_rows=had_rows)
 
 
 class HoldsInTurn:
-    """Tries the holds that are due in portions, and where there are very many for a part of the
-    time only."""
+    """Retries due holds in portions; if there are very many, only part of the time."""
 
     def __init__(self, context: ShardContext, publishing: Publishing) -> None:
         self._context = context
@@ -82,12 +61,7 @@ class HoldsInTurn:
         self._not_before = 0.0
 
     def run(self, position: int | None, *, had_rows: bool = False) -> None:
-        """A window is done: note its end, and try holds that are due.
-
-        Args:
-            position: as of `Publishing.step`.
-            had_rows: whether rows came since the last time, which have their share of the time.
-        """
+        """Record a window's end, and retry due holds; rows that came get their share of time."""
         clock = self._context.parts.clock
         began = now = clock.monotonic()
         if began < self._not_before:

@@ -1,5 +1,5 @@
-"""The sink: making a batch of admitted events visible atomically, and reading back what is visible.
+"""The sink: publishes a batch atomically, and reads back what is visible. No SQL, no Spark.
 
-Knows Kafka, nothing of SQL or Spark. What must hold: a `read_committed` consumer sees each event
-once, whatever crashes; the topic is the truth, and `ShardSink.fold` reads it.
+A `read_committed` consumer sees each event once, whatever crashes. The topic is the truth;
+`ShardSink.fold` reads it.
 """

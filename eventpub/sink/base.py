@@ -1,10 +1,9 @@
 """The protocol `Sink`: where a shard's step publishes, and how it learns what is published.
 
-What every implementation promises, and `tests/sink/contract.py` checks: a batch becomes visible
-whole or not at all, whatever dies at whatever step; what is recovered is what is visible; an older
-owner publishes nothing; rows that are refused are named, and the others can go; offsets only grow;
-the rows of a key stay in their order; and an answer that leaves a doubt is an error. The twin in
-memory is `tests/twins/sink.py`.
+Every implementation promises, and `tests/sink/contract.py` checks: a batch becomes visible whole or
+not at all, whatever crashes; recovery finds exactly what is visible; an older owner publishes
+nothing; refused rows are named, and the others can be published; offsets only grow; rows of a key
+keep their order; an indefinite answer is an error. The in-memory twin is `tests/twins/sink.py`.
 """
 
 from __future__ import annotations
@@ -23,25 +22,19 @@ from eventpub.sink.records import DeadRow, Header, PartitionId, Written
 from eventpub.terminal import counted
 
 CrashPoint: TypeAlias = Callable[[str], None]
-"""Called with the name of each step, for tests that die there."""
+"""Called with the name of each step; tests crash there."""
 
 
 def no_crash(_point: str) -> None:
-    """Nothing happens."""
+    """The default crash point."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What is published together.
+    """The content of one batch: `events`, `gaps`, `dead` and `diverted` go to a topic each.
 
-    Attributes:
-        events: rows of `EVENTS`, to the topic.
-        late: marks the events that get the header `eventpub_late`.
-        gaps: skips, to ``<topic>.gaps``.
-        dead: refused rows, to ``<topic>.dead``.
-        diverted: late rows of `EVENTS`, to ``<topic>.late``.
-        now: the database's time, µs; no record's timestamp is later.
-        marks: more headers of each event.
+    `late` marks events for the header `eventpub_late`; `marks` are more headers of each event;
+    `now` (database time, µs) limits the records' timestamps.
     """
 
     events: pa.Table
@@ -54,18 +47,17 @@ class Content:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to publish."""
         is_diverted = self.diverted is not None and len(self.diverted)
         return not (len(self.events) or self.gaps or self.dead or is_diverted)
 
 
 @dataclass(frozen=True)
 class PublishedBatch:
-    """What became visible. `events` counts the events only, not gaps, dead or diverted rows.
+    """What became visible. `events` does not count gaps, dead or diverted rows.
 
-    `next_offsets`: of every partition touched, the offset after the last record and its
-    transaction's marker. `written`: what of them are the records, where a marker follows. `lost`:
-    events that were not delivered (only at most once).
+    `next_offsets`: per partition, the offset after the last record and its transaction marker.
+    `written`: offsets of the records, if a marker follows.
+    `lost`: events not delivered (only at most once).
     """
 
     events: int
@@ -75,15 +67,7 @@ class PublishedBatch:
 
 
 class RecordRefusedError(SinkError):
-    """The broker or the client will never take some records; nothing of the batch was published.
-
-    Args:
-        by_topic: of each topic, indices into the rows given to it.
-        reason: what the refusal said.
-
-    Attributes:
-        rows: all of them.
-    """
+    """Records that can never be published; nothing was. `by_topic`: indices of the refused rows."""
 
     def __init__(self, by_topic: Mapping[str, Sequence[int]], reason: str) -> None:
         self.by_topic, self.reason = by_topic, reason
@@ -102,15 +86,11 @@ class RecordRefusedError(SinkError):
 
 
 Refused = dict[str, dict[int, str]]
-"""By topic, the rows that the broker refuses, and why."""
+"""Per topic, the refused rows and why."""
 
 
 class Refusals:
-    """The rows that the broker has refused, for each part of a task.
-
-    Attributes:
-        before: how many in a row at the end of the task's last batch.
-    """
+    """Refused rows by part of a task; `before`: refusals in a row at the end of the last batch."""
 
     def __init__(self) -> None:
         self._parts: dict[int, Refused] = {}
@@ -119,18 +99,18 @@ class Refusals:
         self.before = 0
 
     def begin(self, part: int) -> Refused:
-        """A part is produced; the rows of it that are known to be refused."""
+        """Start a part; returns its rows already known as refused."""
         self._part = part
         return self._parts.setdefault(part, {})
 
     def made(self, kept: Mapping[str, int]) -> None:
-        """How many rows of the part in work are produced, by topic."""
+        """Record how many rows of the current part were produced, by topic."""
         part = self._parts[self._part]
         topics = dict.fromkeys([*kept, *part])
         self._rows[self._part] = {t: kept.get(t, 0) + len(part.get(t, {})) for t in topics}
 
     def take(self, refusal: RecordRefusedError) -> bool:
-        """Note what was refused of the part in work; False where nothing of it is new."""
+        """Record a refusal in the current part; False if it adds nothing."""
         part = self._parts[self._part]
         before = sum(map(len, part.values()))
         for topic, rows in refusal.by_topic.items():
@@ -140,7 +120,7 @@ class Refusals:
         return sum(map(len, part.values())) > before
 
     def in_a_row(self) -> tuple[int, int]:
-        """How many at most, and how many up to the last row of the parts that were produced."""
+        """Longest run of refused rows, and the run at the end of what was produced so far."""
         longest, run = 0, self.before
         for number, topics in self._rows.items():
             for topic, rows in topics.items():
@@ -153,30 +133,28 @@ class Refusals:
 
 
 def _among_all(row: int, refused: Mapping[int, str]) -> int:
-    """The number that a row has among all, which it has among those that are not refused."""
+    """Convert an index among the rows not refused to one among all rows."""
     for each in sorted(refused):
         row += each <= row
     return row
 
 
 REDO = frozenset({"sink.aborted", "sink.delivery_lost", "sink.fatal", "sink.indefinite"})
-"""Codes after which the same batch is tried again, by a sink that has recovered."""
+"""After these codes, retry the same batch with a recovered sink."""
 
 
 class Sink(Protocol):
-    """Where a step publishes."""
-
     @property
     def needs_replacement(self) -> bool:
-        """True when it must not be used again: close it, make a new one, recover, go on."""
+        """If True, close this sink, create a new one, recover and continue."""
 
     def publish(self, content: Content, crash_point: CrashPoint = no_crash) -> PublishedBatch:
-        """Makes all of it visible at once, in the given order.
+        """Make the content visible atomically, in the given order.
 
         Raises:
-            RecordRefusedError: some rows can never be published; nothing was. Name them dead, redo.
-            SinkError: `sink.aborted` (nothing was published; redo), `sink.fenced`,
+            RecordRefusedError: nothing was published; retry, with the refused rows as `dead`.
+            SinkError: `sink.aborted` (nothing was published; retry), `sink.fenced`,
                 `sink.side_record_refused`, `sink.topic_recreated`, `sink.other_publisher`,
                 `sink.indefinite`, `sink.unreachable`, `sink.fatal`, `sink.wrong_partition`, ….
-                Look at `needs_replacement` before the next call.
+                Check `needs_replacement` before the next call.
         """

@@ -1,7 +1,4 @@
-"""What one transaction makes visible, how it is handed to the client, and its delivery reports.
-
-Many events are handed over at once where that is safe, else one by one.
-"""
+"""One transaction's records, how they are produced (in bulk where safe), and their reports."""
 
 from __future__ import annotations
 
@@ -31,8 +28,7 @@ if TYPE_CHECKING:
     from eventpub.sink.transaction import TransactionWriter
 
 AHEAD_OF_CLOCK = 600_000_000
-"""µs that the database's clock may be ahead of this machine's and still be believed: brokers take
-timestamps that are up to an hour ahead of theirs."""
+"""Accepted lead of the database's clock over this machine's, µs; brokers accept up to 1 h."""
 
 _CONSEQUENCE = frozenset(
     {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD}
@@ -40,14 +36,10 @@ _CONSEQUENCE = frozenset(
 
 
 class Reports:
-    """Counts the delivery reports of one partition.
+    """Delivery reports of one partition.
 
-    Attributes:
-        count: those that say yes.
-        first: the record of the first of them.
-        last: that of the last.
-        failed: those that say no, with the row of the record.
-        between: how many records were produced between those two without a report of their own.
+    `count`: records delivered; `first`, `last`: the first and last of them; `failed`: errors, each
+    with the record's row; `between`: records in between that have no report of their own.
     """
 
     __slots__ = ("between", "count", "failed", "first", "last")
@@ -60,7 +52,7 @@ class Reports:
         self.failed: list[tuple[KafkaError, int]] = []
 
     def on_delivery(self, row: int, error: KafkaError | None, message: Message) -> None:
-        """Given to the client with each record, together with its row in the batch."""
+        """Delivery callback; `row` is the record's row in the batch."""
         if error is None:
             if not self.count:
                 self.first = message
@@ -71,7 +63,7 @@ class Reports:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the records between the first and the last have the offsets between theirs."""
+        """Whether the offsets of first and last prove the unreported records delivered."""
         if not self.between:
             return True
         return self.count == 2 and self.last.offset() - self.first.offset() == self.between + 1
@@ -79,12 +71,7 @@ class Reports:
 
 @dataclass(frozen=True)
 class Events:
-    """Rows of `EVENTS` on their way to one topic, and the partition of each.
-
-    Attributes:
-        limit: of the records' timestamps, µs.
-        marks: more headers of each record.
-    """
+    """Rows of `EVENTS` for one topic; `limit` caps timestamps, µs; `marks` are extra headers."""
 
     rows: pa.Table
     encoder: Encoder
@@ -95,7 +82,7 @@ class Events:
 
     @cached_property
     def columns(self) -> records.Columns:
-        """All of them, to be produced one by one."""
+        """All rows, to be produced one by one."""
         columns = self.encoder.events(self.rows, self.partitions, self.late, self.limit)
         if self.marks is None:
             return columns
@@ -103,20 +90,19 @@ class Events:
         return replace(columns, headers=headers)
 
     def taken(self, rows: npt.NDArray[np.int64]) -> records.Columns:
-        """Some of them."""
         late = None if self.late is None else self.late[rows]
         some: Any = self.rows.take(rows)
         return self.encoder.events(some, self.partitions[rows], late, self.limit)
 
     @property
     def fixed(self) -> records.FixedEvents | None:
-        """All of them, to be handed over at once; None: they cannot."""
+        """All rows, to be produced in bulk; None if their headers are not uniform."""
         if self.marks is not None:
             return None
         return self.encoder.fixed(self.rows, self.partitions, self.late, self.limit)
 
     def ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The first row of each partition, and the last where that is another."""
+        """Each partition's first row, and its last row where that is another."""
         _, first = np.unique(self.partitions, return_index=True)
         _, behind = np.unique(self.partitions[::-1], return_index=True)
         last = len(self.partitions) - 1 - behind
@@ -124,14 +110,10 @@ class Events:
 
 
 class Batch:
-    """What one transaction shall make visible, and what came of it so far.
+    """One transaction's records and what became of them.
 
-    Args:
-        events: by topic; as columns, they are produced one by one.
-
-    Attributes:
-        produced: records whose delivery is reported.
-        has_unreported: there are others, which the offsets around them prove delivered.
+    `produced` counts records with a delivery report of their own; if `has_unreported`, the offsets
+    around the others prove their delivery. `Columns` are produced one by one.
     """
 
     def __init__(
@@ -145,23 +127,18 @@ class Batch:
         self.has_unreported = False
         self.reports: dict[PartitionId, Reports] = {}
         self.refused: list[tuple[str, int, str]] = []
-        """Topic, row and reason of what the client itself has refused; row 0 on a side topic."""
+        """Topic, row and reason of records the client refused; row 0 on a side topic."""
 
     def reports_of(self, topic: str, partition: int) -> Reports:
-        """Those of one partition."""
         return self.reports.setdefault((topic, partition), Reports())
 
     @property
     def places(self) -> set[PartitionId]:
-        """The partitions that it is written to."""
         found = {(t, p) for t, of in self.events.items() for p in np.unique(of.partitions).tolist()}
         return found | {(topic, record.partition) for topic, record in self.side}
 
     def failed(self) -> list[tuple[str, KafkaError, int]]:
-        """Topic, error and row of undelivered records, but those that only follow from another's.
-
-        The row is 0 on a side topic.
-        """
+        """Topic, error and row (0 on a side topic) of failures not caused by another record's."""
         return [
             (topic, error, row)
             for (topic, _), reports in self.reports.items()
@@ -172,14 +149,12 @@ class Batch:
 
 @dataclass
 class Caution:
-    """What the producers of one transactional id do until a batch was published.
-
-    A producer that has failed is replaced, so what it has learned is kept here.
+    """Precautions of a transactional id until a batch is published; they outlive a failed producer.
 
     Attributes:
-        sends_singly: each record is sent by itself, to find the ones that the broker refuses.
-        reports_each: a report of each record is asked for, to find what went wrong with the batch.
-        reduces_dead: dead letters have key, version and reason alone, since one was refused.
+        sends_singly: one record per record batch, to find those the broker refuses.
+        reports_each: request a report of each record, to find what failed.
+        reduces_dead: dead letters without payload, type and metadata, since one was refused.
     """
 
     sends_singly: bool = False
@@ -187,7 +162,6 @@ class Caution:
     reduces_dead: bool = False
 
     def forget(self) -> None:
-        """A batch was published."""
         self.sends_singly = self.reports_each = self.reduces_dead = False
 
 
@@ -199,13 +173,7 @@ def batch_of(
     *,
     reduced: bool = False,
 ) -> Batch:
-    """The records of a shard, with their partitions.
-
-    With `reduced`, dead letters have key, version and reason alone.
-
-    Raises:
-        SinkError: `sink.wrong_partition`.
-    """
+    """Encode a shard's content, or raise `sink.wrong_partition`."""
 
     def of(rows: pa.Table, marks: npt.NDArray[np.bool_] | None) -> Events:
         placed = records.partitions_of(rows, shard.partitions)
@@ -242,23 +210,21 @@ def batch_of(
 
 
 def _passing(crash_point: CrashPoint, name: str) -> Iterator[Any]:
-    """Nothing, to be chained between rows: what it costs, it costs once."""
+    """Yield nothing; chained between rows, so that the loop has no cost per row."""
     crash_point(name)
     yield from ()
 
 
 class Producing:
-    """Produces the batches of one writer."""
-
     def __init__(self, clients: Clients, writer: TransactionWriter) -> None:
         self._clients, self._sink = clients, clients.sink
         self._writer = writer
 
     def produce(self, batch: Batch, crash_point: CrashPoint) -> None:
-        """All of it; what the client itself refuses is noted in the batch.
+        """Produce the batch; records the client refuses are noted in `batch.refused`.
 
         Raises:
-            KafkaException: the client takes no more.
+            KafkaException: the client accepts no more.
             SinkError: `sink.unreachable`, `sink.fatal`.
         """
         for topic, events in batch.events.items():
@@ -277,7 +243,7 @@ class Producing:
         if isinstance(events, records.Columns):
             self._produce_columns(topic, events, batch, crash_point)
             return
-        # At once only in a transaction: what failed without a report is not visible then.
+        # Bulk only in a transaction, which hides records that failed without a report.
         one_by_one = (
             not self._writer.is_transactional
             or self._writer.sends_singly
@@ -316,7 +282,6 @@ class Producing:
                 self._wait_for_space(deadline)
 
     def _wait_for_space(self, deadline: float) -> None:
-        """The producer's queue is full."""
         if self._clients.clock.monotonic() > deadline:
             self._writer.needs_replacement = True
             raise faults.unreachable(
@@ -332,7 +297,7 @@ class Producing:
         crash_point: CrashPoint,
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """One by one; `numbers` are those of the rows in the batch, where these are only some."""
+        """`numbers`: the rows' numbers in the batch, if these are only some of it."""
         produce = self._writer.client.produce
         partitions = columns.partitions.tolist()
         callbacks = {p: batch.reports_of(topic, p).on_delivery for p in set(partitions)}
@@ -352,7 +317,7 @@ class Producing:
             number = row if numbers is None else int(numbers[row])
             on_delivery = partial(callbacks[partition], number)
             try:
-                # By position: keywords cost more than the call.
+                # Positional: keywords cost more than the call.
                 produce(topic, value, key, partition, on_delivery, on_delivery, timestamp, headers)
             except BufferError:
                 self._produce_one(

@@ -1,7 +1,4 @@
-"""What `eventpub doctor` says about the broker and the topics. Nothing is changed.
-
-A broker that cannot be reached is said once; what this account may not read is no error.
-"""
+"""Broker and topic checks of `eventpub doctor`; settings this account may not read are no error."""
 
 from __future__ import annotations
 
@@ -32,15 +29,14 @@ from eventpub.sink.topics import counts_of, metadata, topic_ids
 from eventpub.terminal import counted
 
 Weakness = tuple[Literal["warn", "wrong"], str, str | None]
-"""How bad it is, what it means, and the setting that is better; None: more copies are."""
+"""Status, meaning, and the better setting; None: add replicas."""
 _TRANSACTIONS = "__transaction_state"
-"""Kafka's topic of the transactions that were committed."""
 _VERIFICATION = "transaction.partition.verification.enable"
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a publisher remembers of its topics: ids, next offsets, and the number of partitions."""
+    """What a publisher remembers of its topics: ids, next offsets, and the partition count."""
 
     ids: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[PartitionId, int] = field(default_factory=dict)
@@ -56,14 +52,7 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     former_ids: Sequence[str] = (),
     written: Written = Written(),
 ) -> list[Check]:
-    """Every check of the sink, in the order in which a user would fix what is wrong.
-
-    Args:
-        app_id: names the throw-away transactional id ``eventpub.<app_id>.doctor``.
-        late: True where late events are diverted to ``<topic>.late``.
-        former_ids: application ids that the publisher had before.
-        written: what it remembers of its topics.
-    """
+    """Every check of the sink, in the order in which to fix problems."""
     sink = clients.sink
     try:
         cluster = metadata(clients)
@@ -92,7 +81,7 @@ def checks(  # noqa: PLR0913 (options, by keyword)
 
 
 def _history(clients: Clients, sources: Sources, written: Written) -> Check:
-    """Whether it is the topic that was written, and by this publisher alone."""
+    """Whether this is the topic written before, by this publisher only."""
     name = "records on the topic"
     try:
         ids = topic_ids(clients, clients.sink.topics)
@@ -107,7 +96,6 @@ def _history(clients: Clients, sources: Sources, written: Written) -> Check:
 def _topics(
     sink: config.Sink, found: Mapping[str, int], shards: int, written: Written, *, late: bool
 ) -> dict[str, Check]:
-    """By topic, whether it is there as it has to be."""
     was_written = any(topic == sink.topic and end for (topic, _), end in written.ends.items())
     wrong = wrong_topics(sink, found, shards=shards, late=late, was_written=was_written)
     partitions = found.get(sink.topic, sink.partitions)
@@ -145,7 +133,7 @@ def _transactions(clients: Clients, app_id: str) -> Check:
 
 
 def _kept(sink: config.Sink, topic: str, settings: Mapping[str, str]) -> list[Check]:
-    """Whether a side topic keeps what is written to it: a lost index is rebuilt from it, too."""
+    """Side topics must keep every record: a lost index is rebuilt from them, too."""
     fixes = [
         setting
         for setting, is_wrong in (
@@ -164,7 +152,6 @@ def _kept(sink: config.Sink, topic: str, settings: Mapping[str, str]) -> list[Ch
 
 
 def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Check]:
-    """Settings of the topic that break the guarantees, each with the fix."""
     name = "topic settings"
     if not settings:
         return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
@@ -223,7 +210,6 @@ def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> Check:
 
 
 def _replication(clients: Clients, cluster: Any, topics: Sequence[str]) -> list[Check]:
-    """Whether enough brokers keep what is published, and whether it can be published."""
     sink = clients.sink
     name, brokers = "replication", counted(len(cluster.brokers), "broker")
     written = [*topics, *([_TRANSACTIONS] if sink.delivery == "exactly_once" else [])]
@@ -254,7 +240,6 @@ def _replication(clients: Clients, cluster: Any, topics: Sequence[str]) -> list[
 
 
 def _weaknesses(copies: int, wanted: int, settings: Mapping[str, str]) -> Iterator[Weakness]:
-    """What a topic's settings mean for its copies."""
     in_sync = int(settings.get("min.insync.replicas", max(1, copies - 1)))
     better = f"min.insync.replicas={max(1, copies - 1)}"
     if in_sync > copies:
@@ -276,7 +261,7 @@ def _weaknesses(copies: int, wanted: int, settings: Mapping[str, str]) -> Iterat
 
 
 def _alter_all(sink: config.Sink, topics: Sequence[str], setting: str | None) -> str:
-    """The command that sets this for some topics; None: they lack copies."""
+    """The command that applies `setting` to the topics; None: they lack replicas."""
     if setting is None:
         return "add replicas to the partitions with kafka-reassign-partitions.sh"
     if len(topics) == 1:

@@ -1,7 +1,4 @@
-"""Every librdkafka client of the sink, and what it says of itself.
-
-What must hold: code that talks to the broker is given `Clients`, and creates no client itself.
-"""
+"""Every librdkafka client of the sink; other code gets them from `Clients` and creates none."""
 
 from __future__ import annotations
 
@@ -42,13 +39,11 @@ T = TypeVar("T")
 
 
 def call(function: Callable[..., T], *arguments: Any) -> T:
-    """Calls a method of a client that may meet a fatal error, and raises it as a KafkaException.
+    """Call a client's method; raise a fatal error as a KafkaException.
 
-    `poll` and `flush` raise a fatal error as a bare `KafkaError`, which is no `BaseException`: no
-    ``except`` clause with a name catches it, and an exception raised while it is being handled
-    would take it for its context. They may also call a delivery callback while it is pending,
-    which ends in a SystemError with it as the cause. So it is taken out here before anything else
-    is raised.
+    `poll` and `flush` raise a fatal error as a bare `KafkaError`, which is no `BaseException`: only
+    a bare ``except`` catches it, and an exception raised meanwhile would take it for its context.
+    A delivery callback called while it is pending ends in a SystemError. So it is removed first.
     """
     try:
         return function(*arguments)
@@ -65,34 +60,26 @@ def call(function: Callable[..., T], *arguments: Any) -> T:
 
 
 _ANSWERED_WITHIN = 60.0
-"""Seconds; a request that is not answered fails within `socket.timeout.ms`."""
+"""Seconds; a request without an answer fails within `socket.timeout.ms`."""
 _ASKS_FOR_A_TOKEN_WITHIN = 15.0
-"""Seconds; librdkafka asks again 10 s after it was given none."""
+"""Seconds; librdkafka asks again 10 s after it got no token."""
 _REPEATED_WITHIN = 60.0
-"""Seconds; librdkafka leaves out log lines that repeat one of the last 30 s."""
+"""Seconds; librdkafka suppresses log lines repeated within 30 s."""
 
 
 class ClientLog(TransactionLog):
-    """Receives librdkafka's log lines and errors during `poll()`, and remembers what matters.
-
-    Attributes:
-        last_error: what `error_cb` was given last, such as a refused authentication.
-        tokens: where the client's tokens come from.
-    """
+    """Receives librdkafka's log lines and errors during `poll()`; keeps the last error."""
 
     def __init__(self) -> None:
         super().__init__()
         self.last_error: KafkaError | None = None
         self._error_at = 0.0
         self._failed_connection: tuple[float, str] | None = None
-        """When a connection failed last, and why."""
+        """When and why a connection failed last."""
         self.tokens: TokenProvider | None = None
 
     def forget(self) -> None:
-        """Start over, before the next transaction or request.
-
-        That there was no token is kept for a while: the client says it once, and then nothing.
-        """
+        """Reset for the next request; a missing token, reported only once, is kept for a while."""
         super().forget()
         if self.last_error is None or not (
             faults.NO_TOKEN in self.last_error.str()
@@ -128,10 +115,7 @@ class ClientLog(TransactionLog):
 
 
 def _why_it_failed(text: str) -> str:
-    """Broker and reason of a line of librdkafka's log, without its thread, times and states.
-
-    As of ``[thrd:host:9092/bootstrap]: host:9092/bootstrap: Disconnected (after 0ms in state UP)``.
-    """
+    """Reduce a log line of a failed connection to broker and reason."""
     text = re.sub(r"^\[thrd:[^\]]*\]: ", "", text)
     text = re.sub(r": receive 0 after POLLIN|\s*\(after \d+ms in state .*\)$", "", text)
     return re.sub(r"^([^ ]*)/(bootstrap|\d+): ", r"\1: ", text)
@@ -139,12 +123,7 @@ def _why_it_failed(text: str) -> str:
 
 @dataclass(frozen=True)
 class Clients:
-    """Makes the clients of one Kafka cluster; the sink has no other way to it. Tests have others.
-
-    Attributes:
-        sink: the section `[sink]` that they are configured by.
-        clock, thread, pool: of the machine.
-    """
+    """Creates every client of one Kafka cluster; tests substitute it."""
 
     sink: config.Sink
     clock: Clock = SYSTEM_CLOCK
@@ -154,7 +133,7 @@ class Clients:
     def producer(
         self, transactional_id: str | None, client_log: ClientLog, *, careful: bool = False
     ) -> Producer:
-        """A new one; `client_log` gets its log lines; `careful` sends each record by itself."""
+        """`careful`: one record per record batch."""
         conf = producer_settings(self.sink, transactional_id)
         if careful:
             conf["batch.num.messages"] = "1"
@@ -162,40 +141,40 @@ class Clients:
         return made
 
     def bulk(self, producer: Producer, rows: int) -> bulk.Bulk | None:
-        """The way to give it so many records at once; None: one by one."""
+        """Bulk production for this many records; None: produce them one by one."""
         return bulk.bulk_of(producer) if rows >= bulk.WORTHWHILE else None
 
     def consumer(
         self, client_log: ClientLog, *, committed: bool = True, few: bool = False
     ) -> Consumer:
-        """A new one, of committed records or all; with `few` it fetches no more than is asked."""
+        """`committed`: committed records only; `few`: fetch little at a time."""
         conf = consumer_settings(self.sink, committed=committed) | (FETCH_LITTLE if few else {})
         made: Consumer = _made(Consumer, conf, client_log, self.sink)
         return made
 
     def admin(self) -> tuple[AdminClient, ClientLog]:
-        """This process's admin client for these servers."""
+        """This process's shared admin client."""
         return self._of_process(AdminClient, admin_settings(self.sink))
 
     def admin_of(self, servers: str) -> tuple[AdminClient, ClientLog]:
-        """A new admin client that knows these servers."""
+        """A new admin client for these servers."""
         client_log = ClientLog()
         conf = {**admin_settings(self.sink), "bootstrap.servers": servers}
         return _made(AdminClient, conf, client_log, self.sink), client_log
 
     def asking_consumer(self, *, committed: bool) -> tuple[Consumer, ClientLog]:
-        """This process's consumer that asks for offsets; `committed`: of what is committed."""
+        """This process's shared consumer for offset queries; `committed`: last stable offsets."""
         return self._of_process(Consumer, consumer_settings(self.sink, committed=committed))
 
     def renew(self) -> None:
-        """Have the next questions asked by new clients: these believe for 15 minutes who leads."""
+        """Replace the shared clients: they cache partition leaders for up to 15 minutes."""
         shared_by = _frozen(settings(self.sink))
         for key in list(_shared):  # which other threads may change
             if key[1] == shared_by:
                 _shared.pop(key, None)
 
     def _of_process(self, kind: Any, conf: dict[str, Any]) -> tuple[Any, ClientLog]:
-        # one that was made with a certificate that has expired would never log in again
+        # a client made with an expired certificate would never log in again
         files = {k: _file_version(str(v)) for k, v in conf.items() if k.endswith(".location")}
         key = (os.getpid(), _frozen(settings(self.sink)), kind, _frozen(conf))
         found = _shared.get(key)
@@ -206,11 +185,11 @@ class Clients:
 
 
 _shared: dict[tuple[Any, ...], tuple[dict[str, str], Any, ClientLog]] = {}
-"""This process's clients that ask questions."""
+"""This process's shared clients."""
 
 
 def _file_version(file: str) -> str:
-    """What changes with a file that a property names: certificates are renewed."""
+    """Changes when the file does: certificates are renewed."""
     try:
         return str(Path(file).stat().st_mtime_ns)
     except OSError:
@@ -222,11 +201,10 @@ def _frozen(conf: dict[str, Any]) -> frozenset[tuple[str, str]]:
 
 
 def let_go(producer: Producer) -> None:
-    """Destroys a producer, as soon as the broker has answered what is on its way; does not wait.
+    """Destroy a producer once in-flight requests are answered; returns at once, drops the queue.
 
-    Up to version 2.16, librdkafka frees the text of a failed transaction's error when a producer
-    is destroyed, and once more when a `Produce` that is answered by then fails, too: the heap is
-    damaged (docs/hazards.md, "A producer's end"). What is still queued is dropped.
+    librdkafka up to 2.16 frees a failed transaction's error text twice if a `Produce` fails while
+    the producer is being destroyed: heap corruption (docs/hazards.md, "A producer's end").
     """
     if len(producer):
         threading.Thread(
@@ -243,7 +221,6 @@ def _when_answered(producer: Producer) -> None:
 
 
 def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.Sink) -> Any:
-    """A client of this kind."""
     conf = {**conf, "error_cb": client_log.error}
     if sink.token_provider is not None:
         properties = str(conf.get("sasl.oauthbearer.config", ""))
@@ -255,17 +232,17 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.S
         reason = str(first)
         if isinstance(first, KafkaError):
             reason = first.str()
-            if first.code() in faults.AUTHENTICATION:  # it waits for a token while it is made
+            if first.code() in faults.AUTHENTICATION:  # it waits for a token while it is created
                 error = client_log.last_error or first
                 raise faults.auth_failed(sink, error) from exception
         raise refused(reason, sink.properties) from exception
 
 
 def check_properties(sink: config.Sink, app_id: str) -> None:
-    """Whether the client takes its settings; it is made, and connects to no broker.
+    """Check that the client accepts its settings, without connecting to a broker.
 
-    `sink.token_provider` is found, and not called: it may ask its issuer. With
-    `sasl.oauthbearer.method` oidc the client asks its own, and the answer is not waited for.
+    `sink.token_provider` is found but not called. With `sasl.oauthbearer.method` oidc the client
+    requests a token, and the answer is not awaited.
 
     Raises:
         ConfigError: `config.contradiction`, `config.sink_property`, `config.token_provider`.

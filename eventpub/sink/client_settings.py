@@ -1,8 +1,7 @@
-"""Settings of every librdkafka client of the sink, and the ones the user may not change.
+"""Settings of every librdkafka client of the sink, and which ones the user may not change.
 
-`[sink.properties]` wins over the defaults here, except for what would break a guarantee: such a key
-is refused by name. What must hold: security settings reach producers, consumers and the admin
-client alike. A client ignores properties of the other kinds.
+`[sink.properties]` overrides the defaults, except where that would break a guarantee. Security
+settings reach producers, consumers and admin clients alike; each ignores what it does not know.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from eventpub.errors import ConfigError
 from eventpub.masking import current
 
 _COMMON: dict[str, Any] = {
-    # Connecting to a broker when it is needed, not when a timer comes round: a new client is
-    # ready in a few milliseconds instead of 55 to 510.
+    # Connect when a broker is needed, not on a timer: a new client is ready in a few ms instead of
+    # 55 to 510.
     "enable.sparse.connections": "false",
     "socket.timeout.ms": "10000",
     "socket.connection.setup.timeout.ms": "5000",
@@ -36,16 +35,16 @@ _PRODUCER: dict[str, Any] = {
     "batch.size": "900000",
     "queue.buffering.max.messages": "200000",
     "queue.buffering.max.kbytes": "262144",
-    # What a topic takes by default. librdkafka's own is 1,000,000: rows between would become dead
-    # letters without the broker being asked.
+    # Kafka's default for topics. With librdkafka's 1,000,000, rows in between would become dead
+    # letters without reaching the broker.
     "message.max.bytes": "1048588",
 }
 _LINGER_MS = 200
-"""Each batch ends with a flush, which waits for no linger; until then only full requests go out."""
+"""Each batch ends with a flush, which ignores linger; until then only full requests are sent."""
 _CONSUMER: dict[str, Any] = {
     "fetch.wait.max.ms": "50",
     "fetch.error.backoff.ms": "50",
-    # by default 1 s, each time that the queue has been full, as it is with `FETCH_LITTLE`
+    # default: 1 s each time the queue was full, as with `FETCH_LITTLE`
     "fetch.queue.backoff.ms": "10",
     "queued.min.messages": "100000",
     "queued.max.messages.kbytes": "16384",
@@ -56,11 +55,7 @@ _QUIET = "4"
 
 
 def settings(sink: config.Sink) -> dict[str, Any]:
-    """What all clients share: the servers, the defaults, the user's properties.
-
-    Raises:
-        ConfigError: `config.contradiction`, a property that would break a guarantee.
-    """
+    """Settings of all clients; `config.contradiction` if a property would break a guarantee."""
     for key, value in sink.properties.items():
         if refusal := refused_property(key, value, sink.delivery):
             raise ConfigError(
@@ -74,7 +69,7 @@ def settings(sink: config.Sink) -> dict[str, Any]:
 
 
 def _message_timeout(conf: dict[str, Any]) -> int:
-    """The time that a message has, ms; 0 is without a limit."""
+    """Message timeout, ms; 0: none."""
     name = "message.timeout.ms" if "message.timeout.ms" in conf else "delivery.timeout.ms"
     text = str(conf[name])
     if not re.fullmatch(r"[0-9]{1,10}", text):
@@ -88,22 +83,21 @@ def _message_timeout(conf: dict[str, Any]) -> int:
 
 
 def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[str, Any]:
-    """Settings of a producer; with an id they are those of a transactional one."""
     timeout_ms = max(1000, sink.transaction_timeout // 1000)
     conf = {**_PRODUCER, **settings(sink)}
     if "max.in.flight.requests.per.connection" in conf:
         del conf["max.in.flight"]
     if not {"message.timeout.ms", "delivery.timeout.ms"} & conf.keys():
-        # A message must give up before its transaction does: what is still in the queue when the
-        # broker has aborted would be sent into the next one's time.
+        # A message must expire before its transaction: what is still queued after the broker's
+        # abort would be sent into the next transaction.
         conf["message.timeout.ms"] = str(min(30_000, timeout_ms * 3 // 4))
     limit = _message_timeout(conf)
     if not {"linger.ms", "queue.buffering.max.ms"} & conf.keys():
-        # librdkafka takes no linger above the time that a message has; 0 is all of it
+        # librdkafka rejects a linger above the message timeout (0: no timeout)
         conf["linger.ms"] = str(min(_LINGER_MS, limit // 2 or _LINGER_MS))
     if transactional_id is not None:
         if "socket.timeout.ms" not in sink.properties:
-            # librdkafka wants it within the transaction's timeout
+            # librdkafka requires it to be within the transaction timeout
             conf["socket.timeout.ms"] = str(min(int(conf["socket.timeout.ms"]), timeout_ms))
         if not 0 < limit < timeout_ms:
             raise ConfigError(
@@ -119,15 +113,13 @@ def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[s
         conf["message.send.max.retries"] = "0"
     else:
         conf["enable.idempotence"] = "true"
-    # The protocol's log lines name each request and answer: nothing else shows an `EndTxn` that
-    # was sent twice.
+    # Only the protocol's log lines show an `EndTxn` that was sent twice.
     conf["log_level"] = "7"
     conf["debug"] = ",".join({"protocol", *filter(None, str(conf.get("debug", "")).split(","))})
     return conf
 
 
 def consumer_settings(sink: config.Sink, *, committed: bool = True) -> dict[str, Any]:
-    """Settings of a consumer that is assigned its partitions; `committed`: of nothing else."""
     return {
         **_CONSUMER,
         **settings(sink),
@@ -142,7 +134,7 @@ def consumer_settings(sink: config.Sink, *, committed: bool = True) -> dict[str,
 
 
 def admin_settings(sink: config.Sink) -> dict[str, Any]:
-    """Settings of an admin client, to librdkafka a producer, though it produces nothing."""
+    """To librdkafka, an admin client is a producer."""
     return {
         **settings(sink),
         "enable.idempotence": "false",
@@ -164,11 +156,11 @@ _ALIASES = {
     "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
     "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
 }
-"""By an alias the name that the client's messages have."""
+"""By alias, the name that librdkafka's messages use."""
 
 
 def refused(reason: str, properties: Mapping[str, str]) -> ConfigError:
-    """The error of settings that the client does not take; `reason`: its own words."""
+    """The error for settings that the client rejects with the message `reason`."""
     has_no_provider = "No provider for SASL mechanism" in reason
     name, reason = _as_named_by_user(reason, properties)
     name = "sasl.mechanism" if has_no_provider else name
@@ -184,10 +176,7 @@ def refused(reason: str, properties: Mapping[str, str]) -> ConfigError:
 
 
 def _as_named_by_user(reason: str, properties: Mapping[str, str]) -> tuple[str, str]:
-    """The user's property that the client's words are about, and the words with the user's name.
-
-    "": they are about none that the user has set.
-    """
+    """The user's property that a message is about ("": none), and the message with that name."""
     for word in re.findall(r"\w+(?:\.\w+)*", reason):
         names = [word, *(alias for alias, name in _ALIASES.items() if name == word)]
         own = next((name for name in names if name in properties), None)

@@ -1,9 +1,8 @@
-"""The protocol `Encoder`: what the records of admitted rows are; and the one of CloudEvents.
+"""The protocol `Encoder`, which makes records of admitted rows, and its CloudEvents implementation.
 
-What every implementation promises, and `tests/sink/test_encoder.py` checks: the same rows give the
-same records, in the same order; a record's key is its aggregate, its partition the one it is given;
-its headers tell the version; and a dead letter is bounded in size whatever its row is, since the
-broker would refuse it as well.
+Every implementation promises, and `tests/sink/test_encoder.py` checks: the same rows give the same
+records, in the same order; the key is the aggregate; the partition is the given one; headers carry
+the version; a dead letter is bounded in size, since the broker would refuse it as well.
 """
 
 from __future__ import annotations
@@ -32,38 +31,34 @@ _BYTES = ("content-type", "application/octet-stream")
 _JSON_STARTS = frozenset({b"{", b"["})
 _IS_LATE = (records.LATE, "1")
 MOST_TEXT = 16 * 1024
-"""Bytes of each other column's value that it takes along."""
+"""Largest type, metadata or reason in a dead letter, bytes."""
 MOST_PAYLOAD = 256 * 1024
-"""Bytes of a payload that a dead letter takes along."""
+"""Largest payload in a dead letter, bytes."""
 
 
 class Encoder(Protocol):
-    """Makes records; `limit`: of their timestamps, µs."""
+    """`limit` caps record timestamps, µs."""
 
     def events(self, rows: Rows, placed: Placed, late: Marks, limit: int) -> records.Columns:
-        """Those of rows of `EVENTS`, one by one; some are marked as late."""
+        """Encode rows of `EVENTS` one by one."""
 
     def fixed(
         self, rows: Rows, placed: Placed, late: Marks, limit: int
     ) -> records.FixedEvents | None:
-        """The same, to be handed over at once; None where their headers are not of one kind."""
+        """Encode rows in bulk; None if their headers are not uniform."""
 
     def gap(self, gap: SkippedGap, partitions: int, limit: int) -> Record:
-        """That of a skip."""
+        """Encode a skip."""
 
     def dead(
         self, row: DeadRow, shard: tuple[int, int], limit: int, *, reduced: bool = False
     ) -> Record:
-        """A dead letter, with `reduced` as small as it can be.
-
-        Args:
-            shard: the topic's partitions, and the one for rows without an aggregate.
-        """
+        """Encode a dead letter; `shard`: partition count, and partition for rows without a key."""
 
 
 @dataclass(frozen=True)
 class CloudEvents:
-    """Events as of `records`; `source` is the application's id, `ce_source`."""
+    """Encodes as described in `records`; `source` becomes `ce_source`."""
 
     source: str
 
@@ -71,7 +66,7 @@ class CloudEvents:
         self, rows: Rows, placed: Placed, late: Marks = None, limit: int = FAR_AHEAD
     ) -> records.Columns:
         common = self._common(rows, placed, limit)
-        # The constant part of all headers by C iterators: this is the publisher's hottest line.
+        # Constant headers by C iterators: this is the publisher's hottest line.
         columns: list[Iterable[Header]] = [
             repeat((name, value.decode()))
             if isinstance(value, bytes)
@@ -99,7 +94,7 @@ class CloudEvents:
         return self._common(rows, placed, limit)
 
     def _common(self, rows: Rows, placed: Placed, limit: int) -> records.FixedEvents:
-        """What metadata and lateness do not change."""
+        """The parts that do not depend on metadata or lateness."""
         ids, versions, types, values = (
             _whole(rows.column(name))
             for name in ("aggregate_id", "version", "event_type", "payload")
@@ -129,7 +124,7 @@ class CloudEvents:
         )
 
     def gap(self, gap: SkippedGap, partitions: int, limit: int = FAR_AHEAD) -> Record:
-        """A record of ``<topic>.gaps``; its times are RFC 3339."""
+        """JSON with RFC 3339 times."""
         times = {name: _rfc3339(getattr(gap, name)) for name in ("first_seen", "skipped_at")}
         value = {**asdict(gap), **times}
         return Record(
@@ -143,15 +138,12 @@ class CloudEvents:
     def dead(
         self, row: DeadRow, shard: tuple[int, int], limit: int = FAR_AHEAD, *, reduced: bool = False
     ) -> Record:
-        """A record of ``<topic>.dead``.
+        """A record of ``<topic>.dead``; `reduced` ones lack payload, type and metadata.
 
-        The value is the payload's bytes, except where the broker has refused the record itself, or
-        where there are more than `MOST_PAYLOAD`: then `eventpub_payload_bytes` tells their number.
-        A type, metadata or reason of more than `MOST_TEXT` bytes is left out in the same way
-        (`eventpub_type_bytes`, `eventpub_metadata_bytes`; a reason is cut): the row is in the
-        store. `eventpub_conflict` has `row.published`, from which an index that was lost knows
-        other rows of this kind again; see `read_conflict`. With `reduced`: key, version and reason
-        alone.
+        The value is the payload, unless the broker refused the record or it exceeds `MOST_PAYLOAD`:
+        then `eventpub_payload_bytes` has its size. A type or metadata above `MOST_TEXT` is replaced
+        by `eventpub_type_bytes` or `eventpub_metadata_bytes`, and a longer reason is cut. From
+        `eventpub_conflict` (`row.published`) a rebuilt index recognizes other rows of this kind.
         """
         reason = row.reason.encode(errors="replace")[: 1024 if reduced else MOST_TEXT]
         headers: list[Header] = [
@@ -191,7 +183,7 @@ class CloudEvents:
             key=row.aggregate_id,
             value=value,
             partition=partition,
-            # a broker may have refused the time, too
+            # the broker may have refused the timestamp, too
             timestamp=records.timestamp(limit if reduced else row.create_time or 0, limit),
             headers=headers,
         )
@@ -229,11 +221,7 @@ def _rfc3339(micros: int) -> str:
 
 
 def read_gap(value: bytes) -> SkippedGap:
-    """The skip that `CloudEvents.gap` wrote.
-
-    Raises:
-        ValueError: the value is no such record.
-    """
+    """Decode a record of `CloudEvents.gap`; ValueError if it is none."""
     try:
         data = json.loads(value)
         found = {field.name: data[field.name] for field in fields(SkippedGap)}
@@ -246,7 +234,7 @@ def read_gap(value: bytes) -> SkippedGap:
 
 
 def _require_types(numbers: list[Any], texts: list[Any], times: list[int]) -> None:
-    """Check that values of a record, which anybody may have written, are as ours would be."""
+    """Reject values that ours cannot have: anyone may have written the record."""
     if not all(type(n) is int and -(1 << 63) <= n < 1 << 63 for n in numbers):
         raise ValueError("not a 64-bit integer")
     if not all(isinstance(text, str) and text.encode() is not None for text in texts):
@@ -256,7 +244,7 @@ def _require_types(numbers: list[Any], texts: list[Any], times: list[int]) -> No
 
 
 def read_conflict(headers: Mapping[str, Any]) -> tuple[int, int] | None:
-    """`DeadRow.published` of a dead letter; None where it has none."""
+    """`DeadRow.published` from a dead letter's headers; None if missing or invalid."""
     try:
         last, created = (int(text) for text in headers[records.CONFLICT].split())
         _require_types([last, created], [], [created])
@@ -268,6 +256,6 @@ def read_conflict(headers: Mapping[str, Any]) -> tuple[int, int] | None:
 def _add(
     headers: list[Header], name: str, name_of_size: str, value: bytes, most: int = MOST_TEXT
 ) -> None:
-    """A header with the value; with its size instead, where that is more than `most` bytes."""
+    """Add a header with the value, or with its size if that exceeds `most` bytes."""
     is_small = len(value) <= most
     headers.append((name, value) if is_small else (name_of_size, str(len(value))))

@@ -1,8 +1,4 @@
-"""librdkafka's errors as the sink's own, in one place; docs/errors.md lists their codes.
-
-What must hold: after `sink.indefinite` and `sink.fatal`, the caller replaces the producer and folds
-before it goes on.
-"""
+"""Maps librdkafka's errors to the sink's; docs/errors.md lists their codes."""
 
 from __future__ import annotations
 
@@ -16,11 +12,9 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.tokens import provider_failed, token_failed
 
-NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
-"""As librdkafka says it of its own ways to get one."""
+NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"  # as librdkafka words it
 AUTHENTICATION = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
-# A broker that restarts breaks a handshake, too: said as a refusal, but worth another try.
-_HANDSHAKE = AUTHENTICATION | {KafkaError._SSL}
+_HANDSHAKE = AUTHENTICATION | {KafkaError._SSL}  # a restarting broker breaks these, too: retry
 _AUTHORIZATION = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -65,7 +59,7 @@ MISSING = frozenset(
         KafkaError._UNKNOWN_PARTITION,
     }
 )
-MOMENTARY = frozenset(
+MOMENTARY = frozenset(  # a partition's leader is moving, or new
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -76,7 +70,6 @@ MOMENTARY = frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,  # of a new leader
     }
 )
-"""A partition's leader moves, or has just been created."""
 REFUSED_RECORD = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
@@ -85,51 +78,38 @@ REFUSED_RECORD = {
     KafkaError.INVALID_TIMESTAMP,
     KafkaError.INVALID_RECORD,
 }
-
-
 _LATE_WITHIN = 60.0
-"""Seconds after which the broker has carried out, or lost, what it did not answer: a late
-`InitProducerId` fences the producer that was made meanwhile, as another publisher would."""
-
+"""Seconds after which the broker has executed or lost an unanswered request: a late
+`InitProducerId` fences this process's newer producer, as another publisher would."""
 _unanswered_at = float("-inf")
 
 
 def is_unanswered() -> None:
-    """The broker has not answered a request, or its connection broke off."""
+    """Record that the broker did not answer a request, or that a connection broke."""
     global _unanswered_at  # noqa: PLW0603 (a process has one cluster)
     _unanswered_at = time.monotonic()
 
 
-def may_be_own_request() -> bool:
-    """Whether what has fenced a producer may be a request of this process that came late."""
+def may_be_own_request() -> bool:  # after a fence: a late request of this process
     return time.monotonic() - _unanswered_at < _LATE_WITHIN
 
 
 def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
-    """The error inside an exception of the client."""
     return error.args[0] if isinstance(error, KafkaException) else error
 
 
 def says(error: KafkaError) -> str:
-    """The error's name and text."""
     return f"{error.name()}: {error.str()}"
 
 
-def refuses(error: KafkaError, limit: str) -> str:
-    """Why a record is not taken; `limit`: what a record that is too large exceeds."""
+def refuses(error: KafkaError, limit: str) -> str:  # limit: what a too large record exceeds
     is_too_large = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
     return f"{error.name()}: larger than {limit}" if is_too_large else says(error)
 
 
 def unreachable(
     sink: config.Sink, doing: str, waited: float | None, last: KafkaError | None
-) -> SinkError:
-    """No answer from Kafka.
-
-    Args:
-        waited: s; None: the client has given up by itself.
-        last: what the client met instead of an answer.
-    """
+) -> SinkError:  # waited: s; None: the client gave up by itself
     if last is not None and (
         last.code() in _HANDSHAKE
         or re.search(r"SSL_HANDSHAKE|SSL routines|SSL alert|SSL transport", last.str())
@@ -181,13 +161,11 @@ _FIXES = (
 _FIX = "check security.protocol, sasl.* and ssl.* in [sink.properties]"
 
 
-def is_refusal(error: KafkaError) -> bool:
-    """Whether the broker's answer, or what it shows of itself, will not change by waiting."""
+def is_refusal(error: KafkaError) -> bool:  # waiting will not help
     return error.code() in AUTHENTICATION or "certificate verify failed" in error.str()
 
 
 def auth_failed(sink: config.Sink, error: KafkaError) -> SinkError:
-    """TLS or SASL refused, or there is no token."""
     text = error.str()
     if NO_TOKEN in text:
         failed = provider_failed if sink.token_provider is None else token_failed
@@ -206,7 +184,6 @@ _ACLS = "kafka-acls.sh --bootstrap-server {servers} --add --allow-principal User
 
 
 def not_authorized(sink: config.Sink, error: KafkaError, doing: str) -> SinkError:
-    """An ACL is missing."""
     acls = _ACLS.format(servers=sink.bootstrap_servers)
     return SinkError(
         "sink.not_authorized",
@@ -221,7 +198,6 @@ def not_authorized(sink: config.Sink, error: KafkaError, doing: str) -> SinkErro
 
 
 def rights_missing(sink: config.Sink, lacking: Mapping[str, Sequence[str]]) -> SinkError:
-    """ACLs of these topics are missing, by the names of their operations."""
     acls = _ACLS.format(servers=sink.bootstrap_servers)
     topic, operations = next(iter(lacking.items()))
     words = ", ".join(f"{', '.join(names)} on {name}" for name, names in lacking.items())
@@ -237,7 +213,6 @@ def rights_missing(sink: config.Sink, lacking: Mapping[str, Sequence[str]]) -> S
 
 
 def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noqa: PLR0911 (one case an error of the client)
-    """The sink's error for one of the client's; what has no name of its own is `sink.fatal`."""
     code = error.code()
     if code in _HANDSHAKE:
         return auth_failed(sink, error)
@@ -292,7 +267,6 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
 
 
 def topic_missing(sink: config.Sink, topic: str, partitions: int | None = None) -> SinkError:
-    """A topic is not there, with the command that creates it."""
     return SinkError(
         "sink.topic_missing",
         f"there is no topic {topic}",
@@ -304,7 +278,6 @@ def topic_missing(sink: config.Sink, topic: str, partitions: int | None = None) 
 
 
 def sides_left(sink: config.Sink) -> SinkError:
-    """The topic is new, and what is beside it is of another one of its name."""
     return SinkError(
         "sink.side_topics_left",
         f"{sink.topic} was never written to, but its side topics have records from a former topic"
@@ -331,7 +304,6 @@ def _publish_everything(sink: config.Sink, which: str = "into a new one") -> str
 
 
 def topic_remade(sink: config.Sink, found: str) -> SinkError:
-    """The topic is not the one that was written; `found` is the id of the one that is there."""
     return SinkError(
         "sink.topic_recreated",
         f"{sink.topic} is not the topic this publisher wrote to: it was"
@@ -343,7 +315,6 @@ def topic_remade(sink: config.Sink, found: str) -> SinkError:
 
 
 def records_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int) -> SinkError:
-    """A partition ends before what was written to it."""
     topic, partition = place
     return SinkError(
         "sink.topic_recreated",
@@ -357,7 +328,6 @@ def records_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int
 
 
 def stalled(error: KafkaError, seconds: float) -> SinkError:
-    """The broker has ended a transaction that was open for too long."""
     return SinkError(
         "sink.transaction_expired",
         f"this process was stalled, or the broker away, for so long ({seconds:.0f} s) that the"
@@ -370,7 +340,6 @@ def stalled(error: KafkaError, seconds: float) -> SinkError:
 
 
 def topic_gone(sink: config.Sink) -> SinkError:
-    """The topic that was written is not there."""
     return SinkError(
         "sink.topic_missing",
         f"topic {sink.topic}, which this publisher has written to, no longer exists",
@@ -383,7 +352,6 @@ def topic_gone(sink: config.Sink) -> SinkError:
 
 
 def aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
-    """Nothing was published, and the same may be tried again."""
     why = "" if error is None else f" ({says(error)})"
     return SinkError(
         "sink.aborted",
@@ -396,7 +364,6 @@ def aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
 
 
 def indefinite(error: KafkaError, sink: config.Sink) -> SinkError:
-    """What became of a commit is unknown."""
     return SinkError(
         "sink.indefinite",
         f"the outcome of the commit is unknown ({says(error)})",
@@ -407,7 +374,6 @@ def indefinite(error: KafkaError, sink: config.Sink) -> SinkError:
 
 
 def delivery_lost(sink: config.Sink, produced: int, delivered: int, seconds: float) -> SinkError:
-    """Not every record that was produced was reported as delivered."""
     return SinkError(
         "sink.delivery_lost",
         f"{produced} records were produced, but {delivered} delivery reports came within"
@@ -420,7 +386,6 @@ def delivery_lost(sink: config.Sink, produced: int, delivered: int, seconds: flo
 
 
 def side_record_refused(sink: config.Sink, topic: str, reason: str) -> SinkError:
-    """The broker does not even take a reduced dead letter, or a skip."""
     return SinkError(
         "sink.side_record_refused",
         f"{topic} refuses a record even at its minimum size: {reason}",

@@ -1,9 +1,4 @@
-"""What others have open: owners of before are fenced, and what the broker has left open is ended.
-
-A coordinator that finds a partition without a leader while it writes a transaction's markers takes
-the partition for deleted, leaves the marker out, and calls the transaction complete (Kafka 4.3.1).
-Such a transaction stays open until its producer ends another one there.
-"""
+"""Fences former owners, and ends transactions a broker has left open (see `missing_markers`)."""
 
 from __future__ import annotations
 
@@ -20,24 +15,22 @@ from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import Meanwhile, list_offsets, open_below
 
 READY_TIMEOUT = 10.0
-"""Seconds that `init_transactions` may take before the broker counts as away."""
+"""Seconds for `init_transactions` before the broker counts as unreachable."""
 _FIRST_TIMEOUT = 60.0
-"""The same at a start: a new broker first creates the topic of the transactions."""
+"""The same at a start: a new broker first creates the topic of transactions."""
 _ENDED_WITHIN = 3 * MARKER_TIMEOUT
-"""Seconds in which what was ended in partitions is to be seen as ended."""
+"""Seconds within which ended transactions must be seen as ended."""
 
 
 def transactional_id(app_id: str, number: int | str) -> str:
-    """The id that a newer owner of a shard fences the older ones by."""
     return f"eventpub.{app_id}.{number}"
 
 
 def fence_all(clients: Clients, app_id: str, upto: int) -> None:
-    """Fence the writers of shards 0 to `upto` − 1 and end their transactions.
+    """Fence the writers of shards 0 to `upto` − 1 and end their transactions, before any fold.
 
-    Before any shard is folded, with the largest number of shards that may have been used before
-    (the topic's partitions are always enough): a writer of a former number of shards could still
-    write to partitions that belong to another shard now.
+    `upto` is at least every shard count used before; the topic's partition count is enough. A
+    writer with a former shard count could still write to partitions that now are another shard's.
     """
     if clients.sink.delivery != "exactly_once" or upto <= 0:
         return
@@ -48,7 +41,7 @@ def fence_all(clients: Clients, app_id: str, upto: int) -> None:
 
 
 def try_transactions(clients: Clients, app_id: str) -> None:
-    """Take a transactional id that no shard has, to see whether the broker allows it."""
+    """Check that the broker allows transactions, by taking an id that no shard has."""
     _fence(clients, transactional_id(app_id, "doctor"))
 
 
@@ -65,11 +58,7 @@ def take_over(
     cancelled: Callable[[], bool] = lambda: False,
     timeout: float | None = None,
 ) -> None:
-    """Take the producer's id over; returns early, without it, once `cancelled`.
-
-    Args:
-        timeout: seconds without an answer after which the broker counts as away.
-    """
+    """Take over the producer's id, or return early once `cancelled`; `timeout` in seconds."""
     timeout = READY_TIMEOUT if timeout is None else timeout
     started = clients.clock.monotonic()
     doing = "taking over the shard"
@@ -96,13 +85,7 @@ def take_over(
 def hanging(
     sink: config.Sink, place: PartitionId, stable: int, end: int, seconds: float
 ) -> SinkError:
-    """What holds a partition, and how an operator ends it.
-
-    Args:
-        stable: the last stable offset.
-        end: what could not be reached.
-        seconds: for how long.
-    """
+    """`stable`: last stable offset; `end`: high watermark; `seconds`: time without progress."""
     topic, partition = place
     tool = f"kafka-transactions.sh --bootstrap-server {sink.bootstrap_servers}"
     return SinkError(
@@ -118,13 +101,7 @@ def hanging(
 
 
 def require_none_left_open(clients: Clients, app_id: str, places: Collection[PartitionId]) -> None:
-    """Check that no transaction of an id is open in partitions, when its producers are fenced.
-
-    Else its records would be visible, or not, by the outcome of whatever is written there next.
-
-    Raises:
-        SinkError: `sink.hanging_transaction`, or as `check_topics`.
-    """
+    """Raise `sink.hanging_transaction` if a fenced id has one open: its outcome is undecided."""
     ends = list_offsets(clients, [*places], "latest")
     for place, stable in open_below(clients, ends, MARKER_TIMEOUT).items():
         if is_held_by(clients, app_id, place, stable, ends[place]):
@@ -132,12 +109,7 @@ def require_none_left_open(clients: Clients, app_id: str, places: Collection[Par
 
 
 def is_held_by(clients: Clients, app_id: str, place: PartitionId, stable: int, end: int) -> bool:
-    """Whether the open transaction that holds a partition is one of this id.
-
-    Args:
-        stable: the last stable offset, where that transaction begins.
-        end: the high watermark.
-    """
+    """Whether the transaction open between last stable offset and high watermark is this id's."""
     first = next(iter_ranges(clients, {place: (stable, end)}, committed=False, few=True), None)
     return first is not None and records.is_ours(dict(first.headers() or ()), {app_id})
 
@@ -148,18 +120,15 @@ def end_all(
     end_open: Callable[[Mapping[PartitionId, int]], None],
     meanwhile: Meanwhile = lambda: None,
 ) -> None:
-    """Wait until no transaction is open before the ends of these partitions as they are now.
+    """Wait until no transaction is open below these partitions' current ends.
 
-    Args:
-        end_open: ends what a writer has open in partitions; called where waiting does not help.
-
-    Raises:
-        SinkError: `sink.hanging_transaction`.
+    `end_open` ends open ones, by last stable offset; it is called if waiting does not help, and
+    `sink.hanging_transaction` is raised if that does not.
     """
     ends = list_offsets(clients, [*places], "latest")
     if held := open_below(clients, ends, MARKER_TIMEOUT, meanwhile):
         end_open(held)
-        # the marker of what has ended it may be left out as well
+        # the marker of the transaction that ended it may be missing, too
         ends |= list_offsets(clients, list(held), "latest")
         held = open_below(clients, ends, _ENDED_WITHIN, meanwhile)
     for place, stable in sorted(held.items()):

@@ -1,14 +1,13 @@
-"""Reading back what is visible in a shard's own partitions: the topic is the truth.
+"""Reads back what is visible in a shard's own partitions: the topic is the truth.
 
-Called after `init_transactions`, when the former owner is fenced and its transaction is complete.
-Reads committed records from the saved next offsets to the *high watermark*: a reader that trusted
-the last stable offset would stop before an open transaction and publish its events a second time.
-So no transaction may be open there; see `missing_markers` for how one may be although its producer
-is fenced. Those of other shards are waited for, up to ends that are taken once: where they overlap,
-one is open before any end that is taken later.
+Runs after `init_transactions`, when the former owner is fenced and its transaction complete. Reads
+committed records from the saved offsets to the *high watermark*: stopping at the last stable offset
+would publish the events of an open transaction twice. So no transaction may be open there (see
+`missing_markers` for those that outlive a fenced producer). Those of other shards are waited for,
+up to ends taken once: where they overlap, one is open below any later end.
 
-What must hold at the end: every partition was read to its high watermark, and everything before it
-is committed or aborted, or an error says why not.
+At the end, each partition was read to its high watermark and everything below is committed or
+aborted, or an error says why not.
 """
 
 from __future__ import annotations
@@ -25,23 +24,22 @@ from eventpub.sink.records import PartitionId, Written
 from eventpub.sink.topics import End, Meanwhile, list_offsets
 
 FOLD_TIMEOUT = 60.0
-"""Seconds without any progress after which a fold gives up."""
+"""Seconds without progress after which a fold fails."""
 
 
 class Fold(Iterator[Folded]):
-    """Iterates over the chunks; its attributes are whole when it has ended.
+    """Iterates over chunks; its attributes are complete once it has ended.
 
     Args:
-        saved: next offsets; a partition without one is read from its beginning.
-        written: where such an offset is that of a transaction's end: what it has written.
-        acknowledged: next offsets up to which all counts as committed, though `saved`, of a lost
-            or older index, may be behind.
-        end_open: ends what the shard's own producer has open in these partitions.
+        saved: next offsets; other partitions are read from their beginning.
+        written: records of the transaction that ends at a saved offset.
+        acknowledged: next offsets up to which all is committed, even if `saved`, of a lost or older
+            index, is lower.
+        end_open: ends open transactions of the shard's own producer.
 
     Attributes:
-        offsets: the next offset of every own partition; to be saved with what was folded.
-        truncated: True if retention has removed records of the topic that were never folded.
-        records: how many records were read.
+        offsets: next offsets of own partitions, to be saved with what was folded.
+        truncated: whether retention removed records that were never folded.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -69,7 +67,7 @@ class Fold(Iterator[Folded]):
 
     @property
     def unread(self) -> int:
-        """How many offsets are left up to the ends; what was compacted away counts, too."""
+        """Offsets left to read, including compacted ones."""
         ends = self._ends.items()
         return sum(max(0, end - self.offsets.get(place, 0)) for place, end in ends)
 
@@ -100,10 +98,10 @@ class Fold(Iterator[Folded]):
     def _behind(self) -> list[PartitionId]:
         return [p for p, end in self._ends.items() if self.offsets.get(p) != end]
 
-    # -- to where it is to be read ----------------------------------------------------------------
+    # -- where to start and end -------------------------------------------------------------------
 
     def _settle(self) -> dict[PartitionId, int]:
-        """The ends, once no transaction is open and none of them is before its saved offset."""
+        """The ends, once no transaction is open and none is below its saved offset."""
         began: float | None = None
         still: dict[PartitionId, tuple[int, float]] = {}
         ended: set[PartitionId] = set()
@@ -140,7 +138,7 @@ class Fold(Iterator[Folded]):
             self._clients.clock.sleep(0.02 if now - began < 0.5 else 0.2)
 
     def _check_tails(self, ends: Mapping[PartitionId, int], short: set[PartitionId]) -> None:
-        """Check that partitions which end too early lack a marker at most, which is one offset."""
+        """Check that partitions which end too early lack one offset at most, a marker."""
         for place in sorted(short):
             known = self._reached(place, -1 if self._before_marker(place) is not None else 0)
             if ends[place] < known:
@@ -153,7 +151,7 @@ class Fold(Iterator[Folded]):
         short: set[PartitionId],
         late: set[PartitionId],
     ) -> None:
-        """Check that nothing that is known as committed is left open."""
+        """Check that nothing known as committed was left open."""
         missing_markers = {}
         for place in late:
             first = stable[place]
@@ -169,26 +167,22 @@ class Fold(Iterator[Folded]):
             raise MissingMarkerError(missing_markers)
 
     def _reached(self, place: PartitionId, more: int = 0) -> int:
-        """What a partition must have: the saved offset, or what was acknowledged to a former index.
-
-        A side topic that was made again may have less than that.
-        """
+        """The saved or, for own events, the acknowledged offset: side topics may be recreated."""
         saved = self.offsets.get(place, 0) + more
         is_own = self._scope.kind(place) == "events" and place not in self._scope.of_others
         return max(saved, self._acknowledged.get(place, 0) - 1) if is_own else saved
 
     def _before_marker(self, place: PartitionId) -> Written | None:
-        """What was written before the marker that a saved offset counts on; None: it does not."""
+        """What was written before the marker that a saved offset includes, if it includes one."""
         written = self._written.get(place)
         return (
             written if written is not None and self.offsets.get(place) == written[1] + 1 else None
         )
 
     def _sides_are_whole(self) -> bool:
-        """Whether skips and dead letters are known to their ends, before events are read.
+        """Check that skips and dead letters are read to their ends before events.
 
-        Where events are read, and a skip below them is not, a late event of that skip would count
-        as published, and be dropped.
+        Otherwise a late event of an unread skip would count as published, and be dropped.
         """
         sides = [p for p in self._ends if self._scope.kind(p) in {"gaps", "dead"}]
         sides = [p for p in sides if p not in self._scope.of_others]
@@ -199,10 +193,10 @@ class Fold(Iterator[Folded]):
         return all(now[place] == self._ends[place] for place in sides)
 
     def _require_visible(self) -> None:
-        """Check that readers see the end of what each saved offset counts as published.
+        """Check that the last record below each saved offset is visible.
 
-        The end alone proves nothing: a coordinator that has lost its decision writes an abort
-        marker at the very offset where the commit's was to be.
+        Offsets alone prove nothing: a coordinator that lost its decision writes an abort marker
+        exactly where the commit marker was to be.
         """
         lows = self._list("earliest") if self._written else {}
         last = {
@@ -229,10 +223,10 @@ class Fold(Iterator[Folded]):
             self._clients, scope.places, end, committed=committed, optional=optional
         )
 
-    # -- what is there ----------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def _start(self, behind: list[PartitionId]) -> set[PartitionId]:
-        """Where each partition is read from, as far as retention has left it; which have any."""
+        """Set where to start, as far as retention allows; returns partitions with records left."""
         lows = self._list("earliest")
         for place in behind:
             low, at = lows[place], self.offsets.get(place)
@@ -242,10 +236,10 @@ class Fold(Iterator[Folded]):
         return {place for place in behind if self.offsets[place] < self._ends[place]}
 
     def _in_turn(self, unread: set[PartitionId]) -> list[set[PartitionId]]:
-        """What is read together, in its order.
+        """Partitions to read together, in order.
 
-        Skips before events: a skip below an aggregate's last version looks like one that was filled
-        since. Dead letters before events: they tell a late event from a rewritten one.
+        Skips before events: a skip below the last version looks like one filled since. Dead letters
+        before events: they tell late events from rewritten ones.
         """
         gaps, dead = (
             {place for place in unread if self._scope.kind(place) == kind}
@@ -254,7 +248,7 @@ class Fold(Iterator[Folded]):
         return [places for places in (gaps, dead, unread - gaps - dead) if places]
 
     def _decoded(self, places: set[PartitionId]) -> Iterator[Folded]:
-        # what lies behind the ends was written by an owner after this one, whose skips are not read
+        # records after the ends are from a later owner, whose skips are not read
         reading = Reading(
             self._clients,
             {place: (self.offsets[place], self._ends[place]) for place in places},
@@ -267,7 +261,7 @@ class Fold(Iterator[Folded]):
                 for message in chunk:
                     by_topic.setdefault(message.topic(), []).append(message)
                 for topic, messages in by_topic.items():
-                    # topic by topic: the offsets of a chunk are never ahead of what was given
+                    # by topic, so that a chunk's offsets never exceed what was given
                     for message in messages:
                         self.offsets[topic, message.partition()] = message.offset() + 1
                     self.records += len(messages)

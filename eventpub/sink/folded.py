@@ -1,8 +1,4 @@
-"""What the records that a fold has read say, and which of them count.
-
-What must hold: nothing that this publisher has not written raises a version; a record of which
-nothing can be read is counted, and stops no fold.
-"""
+"""Decodes folded records. Others' records raise no version; unreadable ones are only counted."""
 
 from __future__ import annotations
 
@@ -28,13 +24,10 @@ def _no_versions() -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Folded:
-    """One chunk of one topic: in the order of each partition.
+    """One chunk of one topic, in partition order.
 
-    `aggregate_ids`, `versions` and `create_times` (µs) belong to events, dead and late rows; a
-    chunk of gaps has `gaps` instead.
-    `published` is that of each dead letter that has one, by row. `contents` are those of the rows
-    of each version, where the scope wants them.
-    `offsets` are the next offsets reached so far.
+    `gaps` is for gaps only; `aggregate_ids`, `versions` and `create_times` (µs) for other kinds.
+    `published`: of dead letters that have it, by row. `contents`: by version, if requested.
     """
 
     kind: Kind
@@ -50,13 +43,8 @@ class Folded:
 class Decoder:
     """Decodes the records of a fold.
 
-    Args:
-        scope: whose records count, and whose aggregates.
-
-    Attributes:
-        not_ours: records that this publisher has not written; they do not count.
-        misplaced: where all partitions are read, records of this publisher that stand in another
-            one than they would be written to today.
+    `not_ours` counts records that another publisher wrote, or that cannot be read; `misplaced`
+    own records in another partition than today's, if all partitions are read.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -65,11 +53,7 @@ class Decoder:
         self.misplaced = 0
 
     def decode(self, kind: Kind, messages: list[Any], offsets: dict[PartitionId, int]) -> Folded:
-        """A chunk of one topic, and the next offsets that are reached with it.
-
-        Raises:
-            SinkError: `sink.other_publisher`.
-        """
+        """Decode a chunk; another publisher's event raises `sink.other_publisher`."""
         if kind == "gaps":
             return Folded(kind, offsets, gaps=self._gaps(messages))
         ids: list[str] = []
@@ -92,7 +76,7 @@ class Decoder:
                 content = self._content(kind, headers, message)
                 time = (headers.get(records.TIME) or b"").decode(errors="replace")
             except (KeyError, ValueError, TypeError, AttributeError):
-                # Not one of ours: no such header, no number, no key, no UTF-8.
+                # Not ours: a missing header or key, no number, no UTF-8.
                 self.not_ours += 1
                 continue
             if not self._is_own(aggregate_id, message.partition()):
@@ -135,7 +119,7 @@ class Decoder:
         return gaps
 
     def _counts(self, kind: Kind, message: Any, headers: Mapping[str, Any]) -> bool:
-        """Whether this publisher has written a record."""
+        """Whether this publisher wrote the record."""
         origin = origin_of(message, headers, self._scope.sources)
         if origin == "own":
             return True
@@ -145,7 +129,7 @@ class Decoder:
         return False
 
     def _is_own(self, aggregate_id: str, partition: int) -> bool:
-        """Whether an aggregate is this shard's; asked where partitions of others are read."""
+        """Whether the aggregate is this shard's; always true if only own partitions are read."""
         if not self._scope.everywhere:
             return True
         shard = self._scope.shard
@@ -164,19 +148,14 @@ def _times(texts: list[str]) -> npt.NDArray[np.int64]:
 
 
 Kind = Literal["events", "gaps", "dead", "late"]
-"""What a topic holds."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What of the topics is read back.
+    """What a fold reads: the records of these `sources`.
 
-    Args:
-        shard: whose partitions are read.
-        sources: whose records count.
-        everywhere: read all partitions, for what belongs to this shard's aggregates: where the
-            number of partitions may have been another one when it was written.
-        with_contents: say of each event what tells it from another one of its version.
+    `everywhere` searches all partitions for this shard's aggregates, since the partition count may
+    have changed. `with_contents` adds a hash per event, to detect rewritten ones.
     """
 
     clients: Clients
@@ -187,23 +166,20 @@ class Scope:
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """By topic that is read."""
         kinds: tuple[Kind, ...] = "events", "gaps", "dead", "late"
         return dict(zip(self.clients.sink.topics, kinds, strict=True))
 
     def kind(self, place: PartitionId) -> Kind:
-        """The kind of the records in a partition."""
         return self.kinds[place[0]]
 
     @cached_property
     def places(self) -> list[PartitionId]:
-        """All partitions that are read."""
         shard = self.shard
         numbers = range(shard.partitions) if self.everywhere else sorted(shard.topic_partitions())
         return [(topic, number) for topic in self.kinds for number in numbers]
 
     @cached_property
     def of_others(self) -> set[PartitionId]:
-        """Those of them that other shards write."""
+        """Partitions read that other shards write."""
         own = set(self.shard.topic_partitions())
         return {(topic, number) for topic, number in self.places if number not in own}

@@ -1,15 +1,12 @@
-"""The topic and its side topics: do they fit together, and who leads their partitions?
+"""Do the topic and its side topics fit together, and who leads their partitions?
 
-What must hold before anything is published: the topic exists, and is the one that was written;
-`<topic>.gaps`, `<topic>.dead` (and `<topic>.late` where late events are diverted) exist with the
-same number of partitions; there are at least as many partitions as shards.
+Required before publishing: the topic exists and is the one written before; `<topic>.gaps`,
+`<topic>.dead` (and `<topic>.late` where late events are diverted) have as many partitions; there is
+a partition for each shard. A topic that would remove or refuse events for their age stops `run`;
+its other settings are only reported by `eventpub doctor`.
 
-A topic that would remove or refuse what is about to be published, for its age, stops `run`; its
-other settings are only said by `eventpub doctor`.
-
-A broker that is cut off from the others, and not from us, goes on to answer for what it led, with
-ends that are old. What must hold, too: nothing that follows from an end which has fallen, or has
-not grown, is believed of one broker alone where another one answers.
+A broker cut off from the others keeps answering with old ends for partitions that it led. So an end
+that has fallen, or not grown, is not believed from one broker alone if another one answers.
 """
 
 from __future__ import annotations
@@ -37,11 +34,11 @@ from eventpub.sink.topics import (
 from eventpub.terminal import counted
 
 _KNOWN_WITHIN = 5.0
-"""Seconds in which a broker that has just started knows of the topics that are there."""
+"""Seconds until a broker that has just started knows the existing topics."""
 _NO_LIMIT = (1 << 63) - 1
 """ms."""
 _PATIENCE = 2.0
-"""Seconds that one broker has to answer who leads a partition."""
+"""Seconds for one broker to answer who leads a partition."""
 
 
 def check_topics(
@@ -51,12 +48,9 @@ def check_topics(
     late: bool = False,
     was_written: bool = False,
 ) -> int:
-    """The topic's partitions; what is missing is created where `create_topics` allows it.
+    """The topic's partition count; creates missing topics if `create_topics` allows it.
 
-    Args:
-        shards: of the publisher; at most the topic's partitions.
-        late: True where late events are diverted to ``<topic>.late``.
-        was_written: this publisher has written to the topic before: it is not created again.
+    A topic that `was_written` before is not created again.
 
     Raises:
         SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized`,
@@ -85,13 +79,10 @@ _NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
 
 
 def missing_rights(clients: Clients, *, late: bool) -> dict[str, list[str]]:
-    """What this account may not do with its topics and has to: Describe, Read, Write.
+    """By topic, the operations that this account lacks: Describe, Read, Write.
 
-    Of a topic that is not there nothing is known, nor where the broker does not say.
-
-    Args:
-        late: whether late events are diverted to ``<topic>.late``; else it is read only: an index
-            that was lost is built again from what was diverted before, too.
+    Missing topics, and brokers that do not report rights, are left out. Unless `late`, ``.late``
+    is read only: a lost index is also rebuilt from events diverted before.
     """
     lacking: dict[str, list[str]] = {}
     answers = described(clients, clients.sink.topics, REACH_TIMEOUT, with_rights=True)
@@ -110,11 +101,7 @@ def missing_rights(clients: Clients, *, late: bool) -> dict[str, list[str]]:
 
 
 def written_topics(sink: config.Sink, *, late: bool) -> list[str]:
-    """The topic and the side topics that are written to.
-
-    Args:
-        late: True where late events are diverted to ``<topic>.late``.
-    """
+    """The topic and the side topics that are written; with `late`, including ``<topic>.late``."""
     return [sink.topic, sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
 
 
@@ -126,12 +113,7 @@ def wrong_topics(
     late: bool,
     was_written: bool,
 ) -> dict[str, SinkError]:
-    """By topic, why it cannot be written to, nor created as it has to be.
-
-    Args:
-        found: the partitions of the topics that are there.
-        shards, late, was_written: as of `check_topics`.
-    """
+    """By topic, why it can be neither written nor created; `found`: existing partition counts."""
     partitions = found.get(sink.topic, sink.partitions)
     wrong: dict[str, SinkError] = {}
     for topic in written_topics(sink, late=late):
@@ -147,7 +129,6 @@ def wrong_topics(
 
 
 def _unequal_partitions(sink: config.Sink, topic: str, count: int, partitions: int) -> SinkError:
-    """The error of a side topic that has not as many partitions as the topic."""
     return SinkError(
         "sink.partition_count",
         f"{topic} has {counted(count, 'partition')}, {sink.topic} has {partitions};"
@@ -161,7 +142,6 @@ def _unequal_partitions(sink: config.Sink, topic: str, count: int, partitions: i
 
 
 def _too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:
-    """The error of shards that have no partition."""
     has, fix = f"has {partitions}", ""
     if partitions is None:
         has = f"is not there yet, and would be created with {sink.partitions}"
@@ -180,18 +160,9 @@ def check_written(
     known: Mapping[str, str],
     ends: Mapping[tuple[str, int], int],
 ) -> dict[tuple[str, int], int]:
-    """Whether the topic is still the one that was written, to where it was written.
+    """Check that the topic is the one written before, by its id, and reaches the `ends` written.
 
-    Args:
-        ids: of the topics that are there.
-        known: of those that were written.
-        ends: next offsets that were reached.
-
-    Returns:
-        Those of them that still mean something.
-
-    Raises:
-        SinkError: `sink.topic_recreated`.
+    Returns the `ends` that are still valid; raises `sink.topic_recreated`.
     """
     sink = clients.sink
     made_again = {name for name, id_ in ids.items() if known.get(name, id_) != id_}
@@ -203,13 +174,13 @@ def check_written(
     found = list_offsets(clients, list(kept), "latest", optional=frozenset(sink.topics[1:]))
     marker = 1 if sink.delivery == "exactly_once" else 0
     for place, end in found.items():
-        if end < kept[place] - marker:  # one offset less: a marker is missing, a fold sees to it
+        if end < kept[place] - marker:  # a missing marker is one offset: the fold handles it
             raise tail_gone(clients, place, kept[place], end)
     return {place: kept[place] for place in found}
 
 
 def describe(clients: Clients, kind: str, name: str) -> dict[str, str]:
-    """The effective settings of a topic or broker; empty where they may not be read."""
+    """Effective settings of a topic or broker; empty if they may not be read."""
     admin, _ = clients.admin()
     futures: dict[Any, Any] = admin.describe_configs(
         [ConfigResource(kind, name)], request_timeout=REACH_TIMEOUT
@@ -222,7 +193,7 @@ def describe(clients: Clients, kind: str, name: str) -> dict[str, str]:
 
 
 def alter(sink: config.Sink, topic: str) -> str:
-    """The command that sets what follows it for a topic; a shell's variable, too."""
+    """The command that alters a topic, without the setting; `topic` may be a shell variable."""
     return (
         f"kafka-configs.sh --bootstrap-server {sink.bootstrap_servers} --alter --entity-type topics"
         f" --entity-name {topic} --add-config"
@@ -230,7 +201,7 @@ def alter(sink: config.Sink, topic: str) -> str:
 
 
 def limits_of_age(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[int, str, str]]:
-    """Ages of an event, ms, from which on the topic does not keep it; how, and the fix."""
+    """Event ages, ms, above which the topic keeps no event; with what it does, and the fix."""
     command, limits = alter(sink, sink.topic), []
     kept = int(settings.get("retention.ms", -1))
     by_create_time = settings.get("message.timestamp.type", "CreateTime") == "CreateTime"
@@ -246,15 +217,7 @@ def limits_of_age(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[
 
 
 def check_age(clients: Clients, oldest: int, now: int) -> None:
-    """Check that the topic takes and keeps events that are so old, as far as that may be read.
-
-    Args:
-        oldest: `create_time` of the oldest event that is to be published, µs.
-        now: the database's time, µs.
-
-    Raises:
-        SinkError: `sink.backlog_too_old`.
-    """
+    """Raise `sink.backlog_too_old` if the topic keeps no event of `oldest`; times in µs."""
     sink = clients.sink
     for limit, does, fix in limits_of_age(sink, describe(clients, "topic", sink.topic)):
         if (now - oldest) // 1000 > limit:
@@ -268,10 +231,7 @@ def check_age(clients: Clients, oldest: int, now: int) -> None:
 
 
 def tail_gone(clients: Clients, place: tuple[str, int], saved: int, end: int) -> SinkError:
-    """What it means that a partition ends before what was written to it.
-
-    Its last records are gone, unless its brokers do not agree who leads it, or some do not answer.
-    """
+    """The error for a partition that lost its end, or whose leader the brokers disagree on."""
     topic, partition = place
     cluster = metadata(clients, topic)
     found = _partitions(cluster, topic).get(partition)
@@ -287,19 +247,13 @@ def tail_gone(clients: Clients, place: tuple[str, int], saved: int, end: int) ->
 
 
 def check_leaders(clients: Clients, places: Iterable[tuple[str, int]]) -> None:
-    """Check that a second broker names the same leaders for these partitions.
-
-    If no second broker answers, it is unknown.
-
-    Raises:
-        SinkError: `sink.unreachable`: they do not agree, or none answers; ….
-    """
+    """Raise `sink.unreachable` if a second broker answers and names other leaders."""
     numbers: dict[str, set[int]] = {}
     for topic, partition in places:
         numbers.setdefault(topic, set()).add(partition)
     for topic, partitions in numbers.items():
         cluster = metadata(clients, topic)
-        first = cluster.orig_broker_id  # -1: of one whose number was not known yet
+        first = cluster.orig_broker_id  # -1: its number was not known yet
         found = {p: led for p, led in _partitions(cluster, topic).items() if p in partitions}
         alone = {p: led.leader for p, led in found.items() if first in {led.leader, -1}}
         for number in sorted({number for p in alone for number in found[p].replicas} - {first}):
@@ -317,7 +271,7 @@ def check_leaders(clients: Clients, places: Iterable[tuple[str, int]]) -> None:
 def _disagree(
     clients: Clients, place: tuple[str, int], leaders: Mapping[int, int | None], why: str
 ) -> SinkError:
-    clients.renew()  # the old one may ask the wrong broker for 15 minutes
+    clients.renew()  # the old ones may ask the wrong broker for 15 minutes
     words = ", ".join(
         f"broker {number} {'does not answer' if leader is None else f'says {leader}'}"
         for number, leader in sorted(leaders.items())
@@ -333,13 +287,13 @@ def _disagree(
 
 
 def _partitions_said_by(clients: Clients, cluster: Any, number: int, topic: str) -> dict[int, Any]:
-    """A topic's partitions as one broker knows them; none where it does not answer."""
+    """A topic's partitions according to one broker; empty if it does not answer."""
     broker = cluster.brokers.get(number)
     if broker is None:
         return {}
     host = f"[{broker.host}]" if ":" in broker.host else broker.host
     with suppress(KafkaException):
-        # its first question goes to the only broker that it knows
+        # its first request goes to the only broker it knows
         alone, _ = clients.admin_of(f"{host}:{broker.port}")
         return _partitions(client.call(alone.list_topics, topic, _PATIENCE), topic)
     return {}

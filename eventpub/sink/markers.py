@@ -1,8 +1,7 @@
-"""The topic of the markers that say which batches are published, and what follows from it.
+"""The topic of markers, which record published batches.
 
-All markers of an id are in one partition. They also say where a task's rows are, so that what a
-broker has left open of a batch can be published again; see
-`missing_markers.Settling`.
+All markers of an id are in one partition. They also record where a task's rows are, so that
+`missing_markers.Settling` can republish what a broker has left open.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from eventpub.sink.topics import create, list_offsets, open_below
 from eventpub.sink.transaction import TransactionWriter
 
 _OPEN_FOR = 90.0
-"""Seconds for which a transaction of another task may hide markers: longer than one may last."""
+"""Seconds for which another task's transaction may hide markers: longer than one may last."""
 
 _READ_AT_FIRST = 64
-"""Markers that are read back at first; four times as many each time that they do not tell."""
+"""Markers read at first; four times as many each time these do not suffice."""
 
 _PARTITIONS = 16
-"""Number of partitions of a topic of markers that is created."""
+"""Partition count of a new topic of markers."""
 
 Marker = tuple[str, dict[str, Any]]
-"""Its key, ``<id>/<task>``, and what it says."""
+"""Its key, ``<id>/<task>``, and its content."""
 
 SAME_ROWS = (
     "a repeated batch must have the same rows in the same tasks: use a replayable source, and start"
@@ -48,12 +47,9 @@ SAME_ROWS = (
 class Numbered:
     """One task's part of a batch.
 
-    Attributes:
-        query: the query's id, as Spark keeps it in the checkpoint.
-        batch: the number of the batch, from 0.
-        task: the number of the task, from 0.
-        is_repeated: whether there may have been another attempt.
-        run: names this start of the query; "": a start always divides rows as the one before.
+    `query` is the id that Spark keeps in the checkpoint; `batch` and `task` count from 0.
+    `is_repeated`: there may have been another attempt. `run` names this start of the query; "": a
+    start always divides rows as the one before.
     """
 
     query: str
@@ -63,45 +59,35 @@ class Numbered:
     run: str = ""
 
     def marker(self) -> dict[str, Any]:
-        """What is kept of its rows: whose they are, their digest and number, where they are, and
-        how many the broker has refused in a row up to the last."""
+        """An empty marker: owner; the rows' digest, count, offsets and trailing refusals."""
         whose = {"query": self.query, "batch": self.batch, "run": self.run}
         return {**whose, "digest": "", "rows": 0, "written": {}, "refused": 0}
 
 
 class Parts(Protocol):
-    """The rows of a task in parts, which may be read before all have come, and more than once."""
+    """A task's rows in parts; iterable before all have arrived, and more than once."""
 
     def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
-        """Per part the function that makes its records; refused rows are dead letters, without
-        their payload where the second argument is True."""
+        """Functions that encode the parts; refused rows become dead letters, reduced on request."""
 
     @property
     def has_rows(self) -> bool:
-        """Whether there is any."""
+        """Whether there is any row."""
 
     @property
     def rows(self) -> int:
-        """How many have come."""
+        """Rows received so far."""
 
     def digest(self) -> str:
-        """Hash of the set of rows, however they are divided; waits for the last row."""
+        """Hash of the set of rows, independent of how it is divided; waits for the last row."""
 
 
 def place_of(markers: str, id_: str, partitions: int) -> PartitionId:
-    """The partition that has the markers of an id."""
     return markers, zlib.crc32(id_.encode()) % partitions
 
 
 class Markers:
-    """Those of one id.
-
-    Args:
-        id_: names what publishes.
-        topic: made where it is missing.
-        partitions: of it; None: it is missing.
-        after_query: the query whose id may be taken over; "": none.
-    """
+    """The markers of one id, taken over from `after_query` if set; creates a missing topic."""
 
     def __init__(
         self,
@@ -116,10 +102,9 @@ class Markers:
         self.place = place_of(topic, id_, number)
 
     def back_to(self, query: str, batch: int) -> list[Marker]:
-        """The markers of this id back to the batch before this one, or to another query's; the last
-        first.
+        """This id's markers back to the previous batch or another query's, the last first.
 
-        A task of which nothing was published has no marker: there may be none of a batch.
+        A task that published nothing has no marker, so a batch may have none.
 
         Raises:
             SinkError: sink.hanging_transaction, ….
@@ -146,10 +131,9 @@ class Markers:
             count *= 4
 
     def _is_ended(self, stable: int, end: int) -> bool:
-        """End what the broker has left open there of a task of this id that says where its rows
-        are; False: it was another's.
+        """End an open transaction of this id, if its marker has its rows' offsets; else False.
 
-        Its marker was in the transaction of these rows, so it counts if one of them is visible.
+        The marker was in the same transaction as the rows, so it counts if one of these is visible.
         """
         ranges = {self.place: (stable, end)}
         message = next(iter_ranges(self._clients, ranges, committed=False, few=True), None)
@@ -162,7 +146,7 @@ class Markers:
         if not marker.get("written"):
             return False
         with TransactionWriter(self._clients, self._id, task) as writer:
-            # only now no marker of its transaction is on its way
+            # only now no marker of its transaction is in flight
             if any(is_visible(self._clients, span) for span in spans_of({task: marker})):
                 writer.run([self.batch({task: marker})])  # which commits what is open there, too
             else:
@@ -170,7 +154,7 @@ class Markers:
         return True
 
     def _read(self, begin: int, end: int) -> list[Marker]:
-        """The markers of this id in a range, the last first."""
+        """This id's markers in a range, the last first."""
         found: list[Marker] = []
         ranges = {self.place: (begin, end)}
         for message in iter_ranges(self._clients, ranges, committed=True, few=True):
@@ -180,7 +164,6 @@ class Markers:
         return found[::-1]
 
     def batch(self, markers: Mapping[int, Mapping[str, Any]]) -> Batch:
-        """The markers of tasks, to be written."""
         now = int(self._clients.clock.time() * 1000)
         own: list[Header] = [(SOURCE, self._id)]
         values = {f"{self._id}/{task}": json.dumps(each).encode() for task, each in markers.items()}
@@ -188,19 +171,13 @@ class Markers:
         return Batch({}, [(self.place[0], record) for record in records])
 
     def check_leader(self) -> None:
-        """Check that the markers are all read: a leader that is cut off from the other brokers goes
-        on to answer, and does not have the last ones.
-        """
+        """Check that no marker is missed: a leader cut off from the others lacks the last ones."""
         check_leaders(self._clients, [self.place])
 
     def end_left_open(self, tasks: int) -> None:
-        """End what the broker has left open before their end, whoever of this id has written it.
+        """Abort what this id has left open among the markers; a new checkpoint needs no old ones.
 
-        By transactions that are aborted: a new checkpoint does not need the markers of its
-        predecessor. What another id has open stays.
-
-        Args:
-            tasks: at least as many as have written.
+        Transactions of other ids stay open. `tasks`: at least as many as have written.
         """
 
         def end_open(_: Any) -> None:
@@ -217,10 +194,10 @@ class Markers:
             if error.code != "sink.hanging_transaction":
                 raise
 
-    # -- what they say of a task ------------------------------------------------------------------
+    # -- a task's own marker ----------------------------------------------------------------------
 
     def own(self, numbered: Numbered, parts: Parts, markers: list[Marker]) -> dict[str, Any] | None:
-        """The marker of this task's rows; None: they were not published.
+        """The marker of this task's rows; None if they were not published.
 
         Raises:
             SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
@@ -279,6 +256,5 @@ class Markers:
         return None
 
     def refuse(self, code: str, message: str, *, suggestion: str) -> NoReturn:
-        """Raise the error of an id of which nothing is published."""
         where = f"option id = {self._id}, topic {self.place[0]}"
         raise SinkError(code, message, where=where, suggestion=suggestion)

@@ -1,15 +1,13 @@
-"""Transactions that the broker has left open, though it has answered that they are over.
+"""Transactions that the broker has left open after answering that they are over.
 
 A coordinator that finds a partition without a leader while it writes a transaction's markers takes
-the partition for deleted, leaves the marker out, and calls the transaction complete (Kafka 4.3.1:
+the partition for deleted, skips the marker and calls the transaction complete (Kafka 4.3.1:
 "Couldn't find leader endpoint for partitions … likely deleted already and hence can be skipped").
-Its records then belong to whatever transaction the same producer
-ends there next: readers wait until then, and see the records, or not, by *that* outcome.
+Its records then share the outcome of the next transaction that the same producer ends there.
 
-So, before anything else is published to such a partition: a transaction of ours is ended there by
-an abort; what was committed before, and thereby lost, is published again as it was. The range is
-noted in the index first, so that a crash in between changes nothing. What must hold: a record that
-the index counts as published is visible, or about to be.
+So, before anything else is published to such a partition, the transaction is ended by an abort, and
+what had been committed is published again unchanged. The range is noted in the index first, in case
+of a crash in between. A record that the index counts as published is visible, or about to be.
 """
 
 from __future__ import annotations
@@ -37,11 +35,7 @@ if TYPE_CHECKING:
 
 
 class MissingMarkerError(Exception):
-    """Committed ranges that are not visible; see `ShardSink.restore`. Never leaves a task.
-
-    Attributes:
-        written: by place.
-    """
+    """Committed but invisible ranges; see `ShardSink.restore`. Never leaves a task."""
 
     def __init__(self, written: Mapping[PartitionId, Written]) -> None:
         super().__init__(f"committed, but not visible: {dict(written)}")
@@ -54,18 +48,12 @@ def lost_records(
     written: Mapping[PartitionId, Written],
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, records.Record]]:
-    """What eventpub has written in these ranges that is visible neither there nor behind them.
+    """Own records in these ranges that are visible neither there nor after them, in order.
 
-    To be called when no transaction is open there. In the order of each partition. Memory holds
-    what is lost, and a few numbers of each record that is not.
-
-    Args:
-        app_ids: whose records count.
-        meanwhile: called again and again; what it raises ends the reading.
+    No transaction may be open there. Memory holds the lost records, and some numbers of others.
 
     Raises:
-        SinkError: `sink.topic_recreated` where what was written there is not there any more;
-            `sink.unreachable`, ….
+        SinkError: `sink.topic_recreated` where the records no longer exist; `sink.unreachable`, ….
     """
     places = list(written)
     ends = list_offsets(clients, places, "latest", committed=True)
@@ -89,17 +77,17 @@ def lost_records(
 
 
 class _Visible:
-    """What readers have of our records, or will have when what was lost is published again.
+    """Own records that readers see, or will when the lost ones are published again.
 
-    A record may be lost more than once: also as it was published again. And it need not be there as
-    it was: an owner that did not know of the lost transaction has decided again on the same rows.
+    A record may be lost again when republished. And it may have changed: an owner that did not know
+    of the lost transaction has decided again on the same rows.
     """
 
     def __init__(self, sink: config.Sink, messages: Iterable[Any]) -> None:
         self._sink = sink
         self._there: set[tuple[Any, ...]] = set()
         self._decided: dict[bytes, list[tuple[int, int]]] = {}
-        """By aggregate: first and last of what is published, refused or skipped."""
+        """By aggregate, version ranges that are published, refused or skipped."""
         for message in messages:
             self._there.add(self._identity(message))
             gap = self._gap(message)
@@ -113,10 +101,7 @@ class _Visible:
             self._decided.setdefault(message.key(), []).append(versions)
 
     def lacks(self, message: Any) -> list[records.Record]:
-        """What is to be published of a record: nothing, all of it, or some versions of a skip.
-
-        That counts as there from then on.
-        """
+        """What to republish of a record (of a skip: some versions); it then counts as visible."""
         gap = self._gap(message)
         if gap is None:
             identity = self._identity(message)
@@ -147,14 +132,14 @@ class _Visible:
         if key is None or sequence is None or time is None:
             return *place, key, message.value(), headers
         is_event = message.topic() in {self._sink.topic, self._sink.late_topic}
-        # the time, since a version may have been rewritten
+        # with the time, since a version may have been rewritten
         return "event" if is_event else place[0], place[1], key, sequence, time
 
 
 def undecided(
     versions: tuple[int, int], decided: Iterable[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """What of a range of versions no other range has, each as its first and last."""
+    """Parts of a version range that no decided range covers."""
     left = [versions]
     for low, high in decided:
         left = [
@@ -167,13 +152,13 @@ def undecided(
 
 
 def again(message: Any) -> records.Record:
-    """The record that a message was."""
+    """Copy a message to a record."""
     place, (_, created) = message.partition(), message.timestamp()
     return records.Record(message.key(), message.value(), place, created, message.headers() or [])
 
 
 def note_written(written: dict[str, Any], batch: Batch) -> None:
-    """Add what was delivered of a batch."""
+    """Add the offsets and the count of a batch's delivered records."""
     for (topic, partition), reports in batch.reports.items():
         if reports.first is None:
             continue
@@ -185,7 +170,7 @@ def note_written(written: dict[str, Any], batch: Batch) -> None:
 
 @dataclass(frozen=True)
 class Span:
-    """What a task has written to a partition."""
+    """Offsets that a task has written in a partition, and how many of them are records."""
 
     task: int
     place: PartitionId
@@ -195,7 +180,6 @@ class Span:
 
 
 def spans_of(published: Mapping[int, dict[str, Any]]) -> Iterator[Span]:
-    """What tasks have written, by their markers."""
     for task, marker in published.items():
         for topic, by_partition in marker["written"].items():
             for partition, (first, end, count) in by_partition.items():
@@ -203,7 +187,7 @@ def spans_of(published: Mapping[int, dict[str, Any]]) -> Iterator[Span]:
 
 
 def is_visible(clients: Clients, span: Span) -> bool:
-    """Whether its last record is, or is not there any more; waits for what others have open."""
+    """Whether the span's last record is visible or gone; waits for open transactions of others."""
     low = list_offsets(clients, [span.place], "earliest")[span.place]
     last = {span.place: (span.end - 1, span.end)}
     if low >= span.end:
@@ -217,14 +201,11 @@ def is_visible(clients: Clients, span: Span) -> bool:
 
 
 class Settling:
-    """Publishes again what tasks of a numbered sink have committed, and a broker has left open.
+    """Republishes what tasks of a numbered sink have committed and a broker has left open.
 
-    Their rows need not say whose they are: the markers say which offsets they have, and how many
-    they are. Spark's driver does it when none of the tasks runs, before a batch counts as done.
-
-    Args:
-        published: the marker of each task that has rows.
-        repeated: the tasks that had published before; the start before may have ended here.
+    The markers have the rows' offsets and count, so rows need not name their publisher. Spark's
+    driver runs this when no task runs, before a batch counts as done. The previous start may have
+    ended in this step, so tasks that had published before (`repeated`) are checked, too.
     """
 
     def __init__(
@@ -239,11 +220,7 @@ class Settling:
         self._published, self._repeated = dict(published), {*repeated}
 
     def run(self) -> None:
-        """Until all is visible.
-
-        Raises:
-            SinkError: sink.not_visible, sink.unreachable, ….
-        """
+        """Repeat until all is visible, or raise `sink.not_visible`."""
         while True:
             held = self._left_open()
             doubtful = {span.task for span in held} | self._repeated
@@ -257,13 +234,13 @@ class Settling:
             self._publish_again(hidden)
 
     def _left_open(self) -> list[Span]:
-        """What was left open, and is ended now."""
+        """End transactions that were left open; returns their spans."""
         spans = [*spans_of(self._published)]
         places = sorted({span.place for span in spans})
         deadline = self._clients.clock.monotonic() + MARKER_TIMEOUT
         while places:
             stable = list_offsets(self._clients, places, "latest", committed=True)
-            # what is open where others' began before cannot be told
+            # ours cannot be detected where another one began before it
             places = sorted(
                 {s.place for s in spans if s.place in stable and stable[s.place] == s.first}
             )
@@ -277,7 +254,7 @@ class Settling:
         return held
 
     def _is_hidden(self, span: Span) -> bool:
-        """An account that may not read the topic is believed that it is visible."""
+        """Without the right to read the topic, the span counts as visible."""
         try:
             return not is_visible(self._clients, span)
         except SinkError as error:
@@ -287,7 +264,7 @@ class Settling:
             return False
 
     def _publish_again(self, hidden: list[Span]) -> None:
-        """In one transaction, with the markers, which say where it is from then on."""
+        """In one transaction with the markers, which have the new offsets."""
         at_markers = self._markers.place[0]
         places = {span.place for span in hidden if span.place[0] != at_markers}
         lost = [
@@ -317,7 +294,6 @@ class Settling:
             writer.run(parts())
 
     def _lost(self, spans: list[Span]) -> list[Any]:
-        """The records of a partition that are not visible."""
         place = spans[0].place
         ranges = {place: (min(s.first for s in spans), max(s.end for s in spans))}
         seen = {m.offset() for m in iter_ranges(self._clients, ranges, committed=True)}

@@ -1,20 +1,19 @@
-"""Batches with numbers, each published once by any of the tasks that Spark may run for it.
+"""Numbered batches, each published once by any of the tasks that Spark may run for it.
 
 A task publishes its rows in one transaction, with a marker on a compacted topic under the key
-``<id>/<task>``. A task that finds the marker of its batch has been run before. What must hold:
+``<id>/<task>``. A marker of its batch shows that the task has run before. What must hold:
 
-- a task fences every older attempt (its transactional id is that of its number) before it reads the
-  markers, and so nothing can be added between reading and publishing;
-- markers are read up to the end, and not only as far as no transaction is open;
-- all markers of an id are in one partition: the last one says which query owns the id. A query with
-  another checkpoint counts its batches from 0 again, and would publish everything twice, so it is
-  refused unless it names the query that it follows;
-- where a restarted query repeats a batch which some tasks have published, the others publish when
-  each of those has found that its rows are the same: rows may be divided among another number of
-  tasks, which Spark does not tell.
+- a task fences every older attempt (the transactional id has its number) before it reads the
+  markers, so nothing can be added between reading and publishing;
+- markers are read to the high watermark, not only to the last stable offset;
+- all markers of an id are in one partition: the last one names the query that owns the id. A query
+  with another checkpoint counts batches from 0 again and would publish everything twice, so it is
+  refused unless it names its predecessor;
+- if a restarted query repeats a partly published batch, the other tasks wait until each published
+  one has found the same rows: Spark may have divided rows among another number of tasks.
 
-Spark runs the tasks of a batch when all of the batch before are done. So the markers of a query are
-in the order of its batches, and a task reads back only as far as those of the batch before.
+Spark starts a batch when the previous one is done. So a query's markers are in the order of its
+batches, and a task reads them back only to the previous batch.
 """
 
 from __future__ import annotations
@@ -50,32 +49,22 @@ _REDO = REDO | {"sink.fenced", "sink.own_request_late", "sink.transaction_expire
 _MOST_REDOS = 8
 
 _CONFIRMED_WITHIN = 300.0
-"""Seconds that the tasks which have published before may take to read their rows again."""
+"""Seconds for tasks that published before to read their rows again."""
 
 _ENDED_WITHIN = 3.0
-"""Seconds in which Spark ends a process whose rows it has cut off; it must not take over again."""
+"""Seconds until Spark ends a process whose rows it has cut off; it must not take over again."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task's rows.
-
-    Attributes:
-        is_new: whether this attempt has published them.
-        marker: as of `Numbered.marker`; None: there are no rows.
-    """
+    """`is_new`: published by this attempt; `marker`: see `Numbered.marker`, None without rows."""
 
     is_new: bool
     marker: dict[str, Any] | None
 
 
 class _Attempts:
-    """What the attempts to publish a task's rows have found out so far.
-
-    Attributes:
-        left_open: where the next one ends what former tasks of this number have left open.
-        ended: where that was done.
-    """
+    """`left_open`: where the next attempt ends former transactions; `ended`: where that is done."""
 
     def __init__(self) -> None:
         self.refusals = Refusals()
@@ -84,20 +73,14 @@ class _Attempts:
 
 
 def markers_of(sink: config.Sink) -> str:
-    """The topic of the markers."""
     return f"{sink.topic}.batches"
 
 
 def require_owner(clients: Clients, id_: str, owner: str) -> None:
-    """Check that no query has taken an id over from a publisher that does without markers.
+    """Raise `sink.other_query` if a query has taken over an id from a publisher without markers.
 
-    To be called when the publisher has fenced its predecessors: what takes over later fences it.
-
-    Args:
-        owner: what the publisher has called itself in `NumberedSink.take`.
-
-    Raises:
-        SinkError: sink.other_query, ….
+    Call it once the publisher has fenced its predecessors: a later takeover fences the publisher.
+    `owner` is the name that the publisher gave to `NumberedSink.take`.
     """
     if markers_of(clients.sink) not in partition_counts(clients):
         return
@@ -113,13 +96,10 @@ def require_owner(clients: Clients, id_: str, owner: str) -> None:
 
 
 class NumberedSink:
-    """Publishes the batches of one id.
+    """Publishes the batches of one id; `after_query` is the query whose id may be taken over.
 
-    Args:
-        id_: names what publishes; a part of the transactional ids.
-        after_query: the query whose id may be taken over; "": none.
-        reads_back: whether a new checkpoint publishes again what is not visible. Then a task fails
-            where the broker has left a transaction open. Else `settle` publishes it again.
+    With `reads_back`, a new checkpoint republishes what is not visible, so a task fails where the
+    broker has left a transaction open. Else `settle` republishes it.
     """
 
     def __init__(
@@ -132,7 +112,7 @@ class NumberedSink:
 
     @cached_property
     def partitions(self) -> dict[str, int]:
-        """The number of partitions of each topic."""
+        """Partition count of each topic."""
         return partition_counts(self._clients)
 
     @cached_property
@@ -143,15 +123,14 @@ class NumberedSink:
         )
 
     def publish(self, numbered: Numbered, parts: Parts) -> Outcome:
-        """Publish one task's rows, unless that was done before.
+        """Publish one task's rows, unless that was done before; waits while the broker is away.
 
-        The transaction begins with the first part, and ends when the last is delivered. An outage
-        of the broker is waited for.
+        The transaction begins with the first part, and ends when the last is delivered.
 
         Raises:
             SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
                 sink.markers_gone, sink.too_many_refused, sink.rows_cut_off, sink.unreachable,
-                sink.hanging_transaction, …. Nothing was published, or the markers tell that it was.
+                sink.hanging_transaction, …. Nothing was published, or the markers show that it was.
         """
         attempts, redos = _Attempts(), 0
         what = f"publishing batch {numbered.batch}, task {numbered.task}"
@@ -176,27 +155,15 @@ class NumberedSink:
                 numbered = replace(numbered, is_repeated=True)
 
     def take(self, query: str, tasks: int) -> None:
-        """Have a query own the id: whatever another one still publishes is refused or fenced.
-
-        Args:
-            tasks: at least as many as the other query may have.
-        """
+        """Make `query` the owner and fence others; `tasks`: at least as many as they have."""
         with self._writer("owner") as writer:
             writer.run([self.markers.batch({-1: Numbered(query, -1, -1).marker()})])
-        # only now: an attempt that has begun before has read the markers, and is fenced
+        # only now: an attempt that began before has read the markers, and is fenced
         fence_all(self._clients, self._id, tasks)
         self.markers.end_left_open(tasks)
 
     def settle(self, published: dict[int, dict[str, Any]], repeated: Collection[int]) -> None:
-        """Publish again what was committed, and a broker has left open; see `Settling`.
-
-        Args:
-            published: the marker of each task of a batch that has rows.
-            repeated: the tasks that had published before.
-
-        Raises:
-            SinkError: sink.not_visible, …
-        """
+        """Republish what was left open (see `Settling`), or raise `sink.not_visible`."""
         patience = Patience("checking what a batch has published", self._clients.clock)
         has_failed = False
         while published:
@@ -214,11 +181,11 @@ class NumberedSink:
                 patience.wait(error)
 
     def published_tasks(self, query: str, batch: int) -> set[int]:
-        """The tasks whose part of the last batch that was begun is published."""
+        """Tasks that have published their part of this batch, the last one begun."""
         return {*_of_batch(self.markers.back_to(query, batch), query, batch)}
 
     def owner(self) -> tuple[str, int] | None:
-        """The query whose marker is the last one, and its batch; None: there is none."""
+        """Query and batch of the last marker; None if there is none."""
         found = self.markers.back_to("", 1 << 62)
         return (found[0][1]["query"], found[0][1]["batch"]) if found else None
 
@@ -245,7 +212,7 @@ class NumberedSink:
                     marker["run"] = numbered.run
                     writer.run([self.markers.batch({number: marker})])
                 return Outcome(False, marker)
-            # the first marker also says who owns the id from now on
+            # the first marker also names the id's new owner
             if not parts.has_rows and (numbered.batch or number):
                 return Outcome(False, None)
             if numbered.run:
@@ -265,14 +232,14 @@ class NumberedSink:
         numbered: Numbered,
         reduced: bool,
     ) -> Iterator[Batch]:
-        """What the transaction holds: the records of each part, and the marker."""
+        """The transaction's batches: the records of each part, then the marker."""
         refusals, checked = attempts.refusals, set[PartitionId]()
         written: dict[str, Any] = {}
         for number, make in enumerate(parts):
             batch = make(refusals.begin(number), reduced)
             refusals.made({topic: len(of.partitions) for topic, of in batch.events.items()})
             if self._reads_back:
-                # not of the side topics, where another task may have one open for good reason
+                # not side topics, where another task may have one open for good reason
                 own = {place for place in batch.places if place[0] == self._sink.topic} - checked
                 if own:
                     require_none_left_open(self._clients, self._id, own)
@@ -291,10 +258,7 @@ class NumberedSink:
         note_written(written, last)
 
     def _require_ended(self, places: set[PartitionId], attempts: _Attempts) -> None:
-        """Check that no former attempt may have something open where this one is to write.
-
-        What is open may be another task's: ending it here, once, does nothing then.
-        """
+        """Check that nothing is open here. If it is another task's, ending it has no effect."""
         topics = {topic for topic, _ in places}
         everywhere = [(t, n) for t in topics for n in range(self.partitions.get(t, 0))]
         ends = list_offsets(self._clients, everywhere, "latest") if everywhere else {}
@@ -304,7 +268,7 @@ class NumberedSink:
             raise faults.aborted(None, self._sink)
 
     def _wait_for_confirmed(self, numbered: Numbered, markers: list[Marker]) -> None:
-        """Wait until each task that an earlier run has published has found the same rows."""
+        """Wait until each task published by an earlier run has found the same rows."""
         began = self._clients.clock.monotonic()
         query, batch = numbered.query, numbered.batch
         while True:

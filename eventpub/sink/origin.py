@@ -1,9 +1,8 @@
-"""Which publisher has written a record of the topic, and what follows from it.
+"""Which publisher has written a record of the topic.
 
-The fold takes the versions on the topic for published, so it may believe only what this publisher
-has written: `ce_source` must be its application id, or one that it had before. What must hold: no
-record of another writer raises a version here, and no second publisher stays unnoticed: it would
-publish everything twice, since publishers of different ids do not fence each other.
+The fold counts versions on the topic as published, so it must believe only this publisher's
+records: `ce_source` is its current or a former application id. A second publisher must be found: it
+would publish everything twice, since publishers of different ids do not fence each other.
 """
 
 from __future__ import annotations
@@ -23,23 +22,21 @@ Origin = Literal["own", "other_publisher", "unrecognised"]
 
 _SHAPE = (records.SOURCE, "ce_specversion", "ce_type", records.TIME)
 _SAMPLE = 50
-"""Offsets that are read of each end of a partition by `check_sample`."""
+"""Offsets that `check_sample` reads at each end of a partition."""
 _LONGEST = 5.0
-"""Seconds that a sample may take."""
+"""Seconds for a sample."""
 _MOST_BETWEEN = 200
-"""Offsets that are read of a partition by `check_between`."""
+"""Offsets of a partition that `check_between` reads."""
 
 Sources = frozenset[str]
-"""Application ids, as `ce_source` has them: this publisher's, and those that it had before."""
+"""This publisher's current and former application ids, as in `ce_source`."""
 
 
 def sources_of(app_id: str, former_ids: Iterable[str] = ()) -> Sources:
-    """What the configuration says of them."""
     return frozenset({app_id, *former_ids})
 
 
 def origin_of(message: Any, headers: Mapping[str, Any], sources: Sources) -> Origin:
-    """Whose a record of the topic is."""
     if records.is_ours(headers, sources):
         return "own"
     key, sequence = message.key(), headers.get(records.SEQUENCE)
@@ -50,7 +47,6 @@ def origin_of(message: Any, headers: Mapping[str, Any], sources: Sources) -> Ori
 
 
 def other_publisher(sink: config.Sink, message: Any) -> SinkError:
-    """Another publisher's event is on the topic."""
     headers = dict(message.headers() or ())
     name = (headers.get(records.SOURCE) or b"").decode(errors="replace")
     return SinkError(
@@ -65,11 +61,7 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
 
 
 def check_sample(clients: Clients, sources: Sources) -> None:
-    """Look for another publisher's events at both ends of each partition of the topic.
-
-    Raises:
-        SinkError: `sink.other_publisher`.
-    """
+    """Raise `sink.other_publisher` if another's event is at an end of a partition of the topic."""
     whole = _whole(clients, [clients.sink.topic])
     first = {p: (low, min(low + _SAMPLE, end)) for p, (low, end) in whole.items()}
     last = {p: (max(first[p][1], end - _SAMPLE), end) for p, (_, end) in whole.items()}
@@ -78,11 +70,7 @@ def check_sample(clients: Clients, sources: Sources) -> None:
 
 
 def has_written(clients: Clients, sources: Sources, names: Iterable[str] = ()) -> bool:
-    """Whether there are records of this publisher.
-
-    Args:
-        names: of the topics; by default the topic of the events.
-    """
+    """Whether this publisher has records on these topics, by default on the topic of the events."""
     ranges = _whole(clients, names or [clients.sink.topic])
     return any(
         records.is_ours(dict(message.headers() or ()), sources)
@@ -91,12 +79,7 @@ def has_written(clients: Clients, sources: Sources, names: Iterable[str] = ()) -
 
 
 def check_sides(clients: Clients, sources: Sources) -> None:
-    """Whether the side topics are of this topic, where no state says so: not if it was never
-    written, and they were.
-
-    Raises:
-        SinkError: `sink.side_topics_left`.
-    """
+    """Raise `sink.side_topics_left` if the topic is new, and its side topics have own records."""
     topic, *sides = clients.sink.topics
     is_new = not any(end for _, end in _whole(clients, [topic]).values())
     if is_new and has_written(clients, sources, sides):
@@ -104,7 +87,7 @@ def check_sides(clients: Clients, sources: Sources) -> None:
 
 
 def _whole(clients: Clients, names: Iterable[str]) -> dict[PartitionId, tuple[int, int]]:
-    """What readers see of some topics, as far as these are there."""
+    """Low and last stable offset of each partition of these topics, as far as they exist."""
     counts = topics.partition_counts(clients)
     places = [(name, number) for name in names for number in range(counts.get(name, 0))]
     lows = topics.list_offsets(clients, places, "earliest")
@@ -115,12 +98,9 @@ def _whole(clients: Clients, names: Iterable[str]) -> dict[PartitionId, tuple[in
 def check_between(
     clients: Clients, sources: Sources, ranges: Mapping[PartitionId, tuple[int, int]]
 ) -> None:
-    """Look for another publisher's events in offsets that this one has not written.
+    """Look for another publisher's events at the beginning of ranges this one has not written.
 
-    Committed or not: waiting for that would block as long as a transaction is open there.
-
-    Args:
-        ranges: first and next offset; of a long range, its beginning is read.
+    Also uncommitted ones: waiting would block as long as a transaction is open there.
     """
     own = {p: r for p, r in ranges.items() if p[0] == clients.sink.topic}
     lows = topics.list_offsets(clients, list(own), "earliest")
@@ -135,14 +115,10 @@ def first_own(
     ranges: Mapping[PartitionId, tuple[int, int]],
     timeout: float,
 ) -> Any:
-    """The first record of this publisher in some offsets, committed or not; None: there is none.
+    """This publisher's first record in some offsets, committed or not; None if there is none.
 
-    Args:
-        ranges: first and next offset.
-        timeout: seconds without a record after which it fails.
-
-    Raises:
-        SinkError: `sink.other_publisher`: an event of another one comes before, on the topic; ….
+    Raises `sink.other_publisher` if another's event comes before it on the topic, and
+    `sink.unreachable` after `timeout` seconds without a record.
     """
     for message in iter_ranges(clients, ranges, committed=False, timeout=timeout):
         origin = origin_of(message, dict(message.headers() or ()), sources)

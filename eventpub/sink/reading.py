@@ -1,7 +1,7 @@
-"""Reading ranges of Kafka partitions: one loop around a consumer.
+"""Reads ranges of Kafka partitions.
 
-What must hold: no record outside a range is given, and a range counts as read only when its end was
-seen, by a record or by the broker's word that there is no more.
+No record outside a range is returned, and a range counts as read only when its end was seen, by a
+record or by the broker's end-of-partition event.
 """
 
 from __future__ import annotations
@@ -19,28 +19,23 @@ from eventpub.sink.topics import Meanwhile, list_offsets, open_below
 
 Place = records.PartitionId
 MARKER_TIMEOUT = 2.0
-"""Seconds that a marker may come after the answer that its transaction is over."""
+"""Seconds by which a marker may follow the answer that its transaction is over."""
 _FEW = 50
 """Offsets of a partition that are read at first: mostly the first one is an event."""
 Message = Any  # its types say None where there is always a value
 
 READ_TIMEOUT = 60.0
-"""Seconds without a record after which a reading fails, where nothing else is said."""
+"""Seconds without a record after which reading fails, by default."""
 
 
 class Reading(Iterator[list[Message]]):
-    """The records of ranges in chunks, of each partition in order.
+    """Chunks of the records of ranges (first and next offset), in order per partition.
 
     Args:
-        ranges: by place, the first offset and the one after the last.
-        committed: leave out what is not.
-        few: fetch little at once.
-        chunk: records in a chunk, at most.
-        until: by the machine's clock, s; then it stops.
+        few: fetch little at a time.
+        chunk: maximum records in a chunk.
+        until: monotonic time, s, at which it stops, with the rest `unread`.
         patience: seconds without a record after which it fails.
-
-    Attributes:
-        unread: what was not read to its end.
 
     Raises:
         SinkError: sink.unreachable, sink.topic_missing, sink.not_authorized, sink.auth_failed.
@@ -70,7 +65,6 @@ class Reading(Iterator[list[Message]]):
         return next(self._chunks)
 
     def close(self) -> None:
-        """Read no further."""
         self._chunks.close()
 
     def _consume(self) -> Any:
@@ -101,7 +95,7 @@ class Reading(Iterator[list[Message]]):
             consumer.close()
 
     def _take(self, consumer: Consumer, messages: list[Message]) -> list[Message]:
-        """The records among these that are of the ranges."""
+        """Those messages that are records of the ranges."""
         taken, ended = [], set()
         for message in messages:
             error, place = message.error(), (message.topic(), message.partition())
@@ -110,7 +104,7 @@ class Reading(Iterator[list[Message]]):
                     raise self._gone(place)
                 if place[0] is not None or error.fatal():
                     raise faults.fault(error, "reading the topic", self._sink)
-                continue  # of a connection, which is made again
+                continue  # of a connection: the client reconnects
             if place not in self.unread:
                 continue
             end = self._ranges[place][1]
@@ -119,7 +113,7 @@ class Reading(Iterator[list[Message]]):
             if message.offset() >= end - (error is None):
                 self.unread.discard(place)
                 ended.add(place)
-        if ended:  # or what is behind their ranges would be fetched before the others
+        if ended:  # or records after their ranges would be fetched before the others
             consumer.pause([TopicPartition(*place) for place in ended])
         return taken
 
@@ -153,11 +147,7 @@ def iter_ranges(  # noqa: PLR0913 (options, by keyword)
     timeout: float = READ_TIMEOUT,
     meanwhile: Meanwhile = lambda: None,
 ) -> Iterator[Message]:
-    """The records of ranges one by one; see `Reading`.
-
-    Args:
-        timeout: seconds without a record after which it fails.
-    """
+    """The records of ranges one by one; see `Reading`. `timeout`: seconds without a record."""
     reading = Reading(
         clients, ranges, committed=committed, few=few, patience=timeout, meanwhile=meanwhile
     )
@@ -172,12 +162,9 @@ def read_committed(
     until: float = float("inf"),
     ends: Mapping[Place, int] | None = None,
 ) -> Reading:
-    """What a `read_committed` consumer sees from some offsets on, as far as retention has left it.
+    """What a `read_committed` consumer sees up to `ends`, by default the current ones.
 
-    Args:
-        starts: first offset by place.
-        until: as of `Reading`; where it is endless, a minute without a record is an error.
-        ends: the offset after the last by place; None: the ends as they are now.
+    With an infinite `until`, a minute without a record is an error.
     """
     places = list(starts)
     ends = ends or list_offsets(clients, places, "latest", committed=True)
@@ -192,11 +179,7 @@ def own_records(
     app_ids: Collection[str],
     keys: Collection[bytes] | None = None,
 ) -> Iterator[tuple[Message, dict[str, Any]]]:
-    """Records that a publisher of these ids has written, each with its headers.
-
-    Args:
-        keys: only those with one of these.
-    """
+    """Records of these application ids with their headers; `keys`: only those of these keys."""
     for chunk in reading:
         for message in chunk:
             if keys is None or message.key() in keys:
@@ -215,12 +198,9 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     app_ids: Collection[str],
     meanwhile: Meanwhile,
 ) -> bool | None:
-    """Whether an event is committed in some offsets; None: unknown, since retention has removed a
-    part of them, or an open transaction of another producer hides them.
+    """Whether an event is committed between two offsets (first, next); None: unknown.
 
-    Args:
-        offsets: the first and the next after the last.
-        app_ids: whose events count, by `ce_source`.
+    It is unknown if retention has removed some of them, or an open transaction hides them.
     """
     first, end = offsets
     if first >= end:
@@ -242,14 +222,9 @@ def oldest_events(
     app_ids: Collection[str],
     meanwhile: Meanwhile = lambda: None,
 ) -> dict[Place, int | None]:
-    """When the oldest event that retention has left was created, of each partition that it has cut.
+    """`create_time` (µs) of the oldest event left, of each partition that retention has cut.
 
-    Args:
-        places: the partitions; those that still have their first record are left out.
-        app_ids: whose events count, by `ce_source`.
-
-    Returns:
-        µs; None: no event is left.
+    None if no event is left; partitions that still have their first record are left out.
     """
     lows = list_offsets(clients, places, "earliest")
     cut = [place for place in places if lows[place] > 0]

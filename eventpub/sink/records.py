@@ -1,24 +1,20 @@
-"""What an event looks like as a Kafka record, as `encoder` makes it; and how it is read back.
+"""Events as Kafka records, and how they are read back. No client, no clock.
 
-Pure: no client, no clock.
+CloudEvents 1.0 in Kafka's binary mode: the key is the aggregate's id, the value the payload, and
+headers are `ce_*`. `(aggregate_id, version)` can be read back from every record (key and
+`ce_sequence`), payload bytes are never touched, and no metadata crashes a batch or replaces one of
+our headers.
 
-An event is CloudEvents 1.0 in Kafka's binary mode: key the aggregate's id, value the payload's
-bytes, headers `ce_*`. What must hold: `(aggregate_id, version)` can be read back from every record
-(the key and `ce_sequence`), bytes of payloads are never touched, and no metadata can crash a batch
-or take the place of a header of ours.
+Metadata (a flat JSON object): each key is a header; text as it is, numbers, booleans and nested
+values as JSON, null as a null header. Keys that begin with ``ce_`` or ``eventpub_`` are renamed
+``metadata_<key>``. NUL in a key becomes U+FFFD: the client would cut the name there. Metadata that
+is no JSON object becomes one header `metadata`.
 
-Rules for metadata (a flat JSON object): each key is a header; text as it is, numbers, booleans and
-nested values as JSON text, null as a null header. Keys that begin with ``ce_`` or ``eventpub_``
-are CloudEvents' and ours: they are renamed ``metadata_<key>``. A NUL in a key becomes U+FFFD, since
-the client would cut the header's name there. A NULL payload has no
-`content-type`, whatever the metadata say; of any other, that in the metadata wins, and without it a
-payload that begins with ``{`` or ``[`` is ``application/json``, any other
-``application/octet-stream``. Metadata that is no JSON object becomes
-one header `metadata` with its bytes as they are.
+`content-type`: none with a NULL payload; else that of the metadata, else ``application/json`` if
+the payload begins with ``{`` or ``[``, else ``application/octet-stream``.
 
-The record's timestamp is `create_time` in whole milliseconds, at least 1 (Kafka takes none before
-1970) and at most the time of the publication (brokers refuse what lies more than an hour ahead of
-their clock); `ce_time` has `create_time` as it is, with its microseconds.
+Timestamp: `create_time` in ms, at least 1 (Kafka takes none before 1970), at most the time of
+publication (brokers refuse more than an hour ahead). `ce_time` keeps the microseconds.
 """
 
 from __future__ import annotations
@@ -38,9 +34,9 @@ from eventpub.admission.model import topic_partitions
 
 Header: TypeAlias = tuple[str, str | bytes | None]
 PartitionId: TypeAlias = tuple[str, int]
-"""A topic and the number of one of its partitions."""
+"""Topic and partition number."""
 Written: TypeAlias = tuple[int, int]
-"""The first offset that one transaction has written to a partition, and the next after its last."""
+"""First offset that a transaction has written in a partition, and the next after its last one."""
 
 SEQUENCE = "ce_sequence"
 TIME = "ce_time"
@@ -52,11 +48,11 @@ CONTENT = "eventpub_content"
 REFUSED = "sink.record_refused"
 
 _NEAR = 1_000_000
-"""µs after which a row may have been created while the batch was made."""
+"""Tolerance, µs, for rows created while the batch was made."""
 FIRST_TIME, LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""The years 1 to 9999, µs."""
+"""Years 1 to 9999, µs."""
 FAR_AHEAD = 1 << 62
-"""No limit of record timestamps, µs."""
+"""No limit of timestamps, µs."""
 
 _decode = json.JSONDecoder().decode
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -66,7 +62,7 @@ _NO_NUL = "\ufffd"
 
 @dataclass(frozen=True)
 class Record:
-    """One Kafka record as it is produced; `timestamp` in milliseconds."""
+    """A Kafka record to produce; `timestamp` in ms."""
 
     key: str | bytes | None
     value: bytes | None
@@ -76,19 +72,18 @@ class Record:
 
 
 def is_ours(headers: Mapping[str, Any], app_ids: Collection[str]) -> bool:
-    """Whether a record was written by a publisher of these ids."""
+    """Whether the record's `ce_source` is one of these ids."""
     source = headers.get(SOURCE)
     return (source.decode(errors="replace") if isinstance(source, bytes) else source) in app_ids
 
 
 @dataclass(frozen=True)
 class DeadRow:
-    """A row that cannot be published, on its way to ``<topic>.dead``.
+    """A row that cannot be published; `reason` begins with an error code.
 
-    `reason` begins with an error code (``sink.record_refused: …``). `aggregate_id`, `version` and
-    `create_time` (µs) are None where the row has none that can be used. `published`, of a version
-    that was published as another event: the last version that was before the first such row, and
-    by when these had been created (µs). `content`: as of `contents_of`.
+    `aggregate_id`, `version` and `create_time` (µs) are None if unusable. `published`, of a version
+    published as another event: the last version published before the first such row, and a time
+    (µs) by which those were created. `content`: see `contents_of`.
     """
 
     aggregate_id: str | None
@@ -103,7 +98,7 @@ class DeadRow:
 
 
 def format_times(micros: npt.NDArray[np.int64]) -> list[bytes]:
-    """RFC 3339 in UTC with microseconds, as `ce_time` has it."""
+    """RFC 3339 in UTC with microseconds, as in `ce_time`."""
     return as_bytes(time_texts(micros))
 
 
@@ -114,22 +109,18 @@ def time_texts(micros: npt.NDArray[np.int64]) -> Any:
 
 
 def as_bytes(strings: Any) -> list[bytes]:
-    # The client cuts a header's value at a NUL if it is given as text, not if it is bytes.
+    # As text, the client would cut a value at a NUL.
     return strings.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
 
 
 def parse_times(texts: Sequence[str]) -> npt.NDArray[np.int64]:
-    """The microseconds that `format_times` wrote.
-
-    Raises:
-        ValueError: a text is no such time.
-    """
+    """Parse the output of `format_times`; µs. ValueError if a text is no such time."""
     plain = [t.removesuffix("Z") for t in texts]
     return np.array(plain, dtype="datetime64[us]").astype(np.int64)
 
 
 def time_of(text: str) -> int:
-    """µs of what `ce_time` says; 0: it says nothing."""
+    """`ce_time` in µs; 0 if it is invalid."""
     try:
         return int(parse_times([text])[0])
     except ValueError:
@@ -137,18 +128,17 @@ def time_of(text: str) -> int:
 
 
 def timestamps(micros: npt.NDArray[np.int64], limit: int = FAR_AHEAD) -> npt.NDArray[np.int64]:
-    """Record timestamps, milliseconds; `limit` (µs) for what lies more than a second above it."""
+    """Record timestamps, ms; those more than 1 s above `limit` (µs) become `limit`."""
     limited: npt.NDArray[np.int64] = np.where(micros > limit + _NEAR, limit, micros)
     return np.maximum(limited // 1000, 1)
 
 
 def timestamp(micros: int, limit: int = FAR_AHEAD) -> int:
-    """The record's timestamp of one `create_time`, ms."""
     return max(1, (limit if micros > limit + _NEAR else micros) // 1000)
 
 
 def contents_of(rows: pa.Table) -> list[bytes]:
-    """A hash of 8 bytes per row, over event type, payload and metadata."""
+    """Per row, an 8-byte hash of event type, payload and metadata."""
     columns = (rows.column(n).to_pylist() for n in ("event_type", "payload", "metadata"))
     return [
         _content((event_type or "").encode(), payload, metadata_headers(text) if text else ())
@@ -157,7 +147,7 @@ def contents_of(rows: pa.Table) -> list[bytes]:
 
 
 def content_of_record(headers: Mapping[str, Any], value: bytes | None) -> bytes:
-    """The same hash of an event's record; a dead letter has it in a header."""
+    """The same hash from an event's record, or from a dead letter's header."""
     if CONTENT in headers:
         return bytes.fromhex(headers[CONTENT].decode())
     own = ((n, v) for n, v in headers.items() if not n.startswith(_RESERVED))
@@ -166,7 +156,7 @@ def content_of_record(headers: Mapping[str, Any], value: bytes | None) -> bytes:
 
 def _content(event_type: bytes, payload: bytes | None, headers: Iterable[Header]) -> bytes:
     digest = blake2b(event_type, digest_size=8)
-    # what a payload's type is follows from the payload, or is metadata that a NULL one lacks
+    # content-type follows from the payload, or is metadata that a NULL payload loses
     named = sorted({n: v for n, v in headers if n != "content-type"}.items())
     for text in [payload, *(part for header in named for part in header)]:
         octets = text.encode() if isinstance(text, str) else text
@@ -176,7 +166,7 @@ def _content(event_type: bytes, payload: bytes | None, headers: Iterable[Header]
 
 
 def metadata_headers(octets: bytes) -> list[Header]:
-    """The headers of one row's metadata (see the module's rules)."""
+    """Headers of one row's metadata, by the module's rules."""
     try:
         data = _decode(octets.decode())
     except (ValueError, RecursionError):
@@ -186,7 +176,7 @@ def metadata_headers(octets: bytes) -> list[Header]:
     headers: list[Header] = [
         (
             f"metadata_{key}" if key.startswith(_RESERVED) else key,
-            # An escape can make half of a surrogate pair: valid JSON, and no valid UTF-8.
+            # An escape can be half of a surrogate pair: valid JSON, invalid UTF-8.
             None if value is None else _text(value).encode(errors="replace"),
         )
         for key, value in data.items()
@@ -207,7 +197,7 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Columns:
-    """Events as columns, ready for a tight loop: the i-th of each makes the i-th record."""
+    """Events as columns for a tight loop: the i-th of each make the i-th record."""
 
     keys: Sequence[str | bytes | None]
     values: list[bytes | None]
@@ -217,7 +207,6 @@ class Columns:
 
 
 def columns_of(some: Sequence[Record]) -> Columns:
-    """Records as columns."""
     return Columns(
         keys=[r.key for r in some],
         values=[r.value for r in some],
@@ -228,7 +217,6 @@ def columns_of(some: Sequence[Record]) -> Columns:
 
 
 def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDArray[np.int32]:
-    """The partition of each event."""
     encoded: Any = events.column("aggregate_id").dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.unify_dictionaries().combine_chunks()
@@ -239,14 +227,10 @@ def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDA
 
 @dataclass(frozen=True)
 class FixedEvents:
-    """What the records of events have in common, as Arrow's columns; see `CloudEvents.fixed`.
+    """What records have in common, as Arrow columns; see `CloudEvents.fixed`.
 
-    Attributes:
-        keys: an array of text.
-        values: one of bytes.
-        headers: name, and value: bytes for all, or an array with one for each.
-        content_types: what the header after these may say.
-        content_type: which of them a record has; -1: no such header.
+    A header's value is bytes for all, or an array with one for each. `content_type` is an index
+    into `content_types`; -1: no such header.
     """
 
     keys: Any

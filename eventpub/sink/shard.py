@@ -1,8 +1,7 @@
 """The sink of one shard: a batch becomes visible whole, once, or not at all.
 
-Ownership is by fencing. What must hold: nothing is produced outside a partition of the shard, and
-nothing is committed where something of ours was not read. `transaction` has the steps of one
-transaction.
+Ownership is by fencing. Nothing is produced outside the shard's partitions, and nothing is
+committed where own records were not read. `transaction` has the steps of one transaction.
 """
 
 from __future__ import annotations
@@ -30,14 +29,10 @@ _READ_BETWEEN = 5.0
 
 
 class ShardSink:
-    """Publishes one shard's batches; owns the shard from `ready()` until another one is made.
+    """Publishes one shard's batches; owns the shard from `ready()` until another sink takes over.
 
-    Args:
-        app_id: the application's id, part of the transactional id and `ce_source`.
-        shard: whose partitions this writes.
-        former_ids: application ids that this publisher had before: their records count.
-        owner: who writes where it is not the shard's runner, for the transactional id.
-        encoder: makes the records; by default CloudEvents.
+    Records of `former_ids` count as its own. `owner` replaces the shard's number in the
+    transactional id.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -61,7 +56,7 @@ class ShardSink:
 
         self.ready, self.close = self._writer.ready, self._writer.close
         self.serve = self._writer.serve
-        """To be called once a minute where nothing is published."""
+        """Call it once a minute while nothing is published."""
 
     def __enter__(self) -> ShardSink:
         return self
@@ -71,7 +66,6 @@ class ShardSink:
 
     @property
     def needs_replacement(self) -> bool:
-        """True when it must not be used again: close it, make a new one, fold, go on."""
         is_slow = self._writer.sends_singly and not self._writer.caution.sends_singly
         return self._writer.needs_replacement or is_slow
 
@@ -85,16 +79,9 @@ class ShardSink:
         with_contents: bool = False,
         meanwhile: Meanwhile = lambda: None,
     ) -> Fold:
-        """Read the shard's own partitions back from the saved next offsets to their end.
+        """Read the shard's partitions back from the saved offsets to their ends.
 
-        A partition that is not in `saved` is read from its beginning. Nothing to read costs two
-        requests. See also `last_fold`.
-
-        Args:
-            saved: next offsets, by topic and partition.
-            written: of those that came from a `PublishedBatch`, what that one had written.
-            acknowledged: as of `Fold`.
-            everywhere, with_contents: as of `Scope`.
+        It costs two requests if there is nothing to read. For arguments, see `Fold` and `Scope`.
 
         Raises:
             MissingMarkerError: while iterating: some of `written` is not visible; `restore` it.
@@ -125,16 +112,15 @@ class ShardSink:
         written: Mapping[PartitionId, Written],
         meanwhile: Meanwhile = lambda: None,
     ) -> int:
-        """Publish again what was committed in these ranges and got lost; how many records.
+        """Republish what was committed in these ranges and got lost; returns the number of records.
 
-        May be repeated after any error, by another sink, too, until it has returned; nothing else
-        must be published in between. See `missing_markers`.
+        After an error, repeat it, with any sink, until it returns; publish nothing else before.
         """
         self.ready()
-        self._fold, self._published = None, {}  # what was reached is about to be found out
+        self._fold, self._published = None, {}  # unknown until the next fold
         restored = 0
         while True:
-            # until it is seen: the marker of what is published here may be left out as well
+            # until it is seen: the marker of what is published here may be missing, too
             end_all(self._clients, written, self._writer.run_in_vain, meanwhile)
             lost = lost_records(self._clients, self._sources, written, meanwhile)
             if not lost:
@@ -146,12 +132,10 @@ class ShardSink:
 
     @property
     def offsets(self) -> dict[PartitionId, int]:
-        """The next offset of each own partition as the last fold left it."""
         return dict(self.last_fold.offsets)
 
     @property
     def last_fold(self) -> Fold:
-        """The last one, and what it has found so far."""
         assert self._fold is not None, "nothing was folded yet"
         return self._fold
 
@@ -187,9 +171,9 @@ class ShardSink:
         )
 
     def _check_offsets(self, batch: Batch) -> None:
-        """Nothing is written before what was written already, nor is anything of ours in between.
+        """Check that records follow all written before, with no unread own record in between.
 
-        Where a marker is missing, its offset is written.
+        If a transaction's marker is missing, they begin at its offset.
         """
         if not batch.events:
             return
@@ -199,14 +183,14 @@ class ShardSink:
             at = -1 if reports.first is None else reports.first.offset()
             if 0 <= at < self._reached(place, at) - marker:
                 self._give_up()
-                if place[0] != self._sink.topic:  # made again: the next fold takes it as new
+                if place[0] != self._sink.topic:  # recreated: the next fold treats it as new
                     raise faults.aborted(None, self._sink)
                 raise faults.records_gone(self._sink, place, self._reached(place, at), at)
             if self._fold is not None and at > (end := self._reached(place, 0)):
                 unread[place] = end, at
         if unread and self._has_missed(unread):
             self._give_up()
-            self._clients.renew()  # the old one knows that broker for the leader
+            self._clients.renew()  # the old ones take that broker for the leader
             raise faults.aborted(None, self._sink)
 
     def _give_up(self) -> None:
@@ -214,25 +198,24 @@ class ShardSink:
         self._writer.needs_replacement = True
 
     def _has_missed(self, unread: Mapping[PartitionId, Written]) -> bool:
-        """Whether the last fold ended too early: before records of ours.
+        """Whether the last fold ended before own records.
 
-        A broker that is cut off from the others goes on to answer for partitions that another one
-        leads by now, with the end that it knows; a producer comes to the new leader. So before the
-        first commit after a fold, what lies between its end and the new records must be read.
-        Later it shows a publisher of this application with another number of shards, which has this
-        partition under another transactional id.
+        A broker cut off from the others keeps answering with its old end for partitions that
+        another one leads by now, while the producer finds the new leader. So before the first
+        commit after a fold, the offsets in between are read. Later, this detects a publisher of
+        this application with another shard count, which writes here under another id.
         """
         try:
             own = first_own(self._clients, self._sources, unread, _READ_BETWEEN)
         except SinkError as error:
             if error.code == "sink.other_publisher":
-                # before it is committed, or what both publish would be there twice
+                # before the commit, or both would publish the same
                 self._give_up()
                 raise
             client.log.warning("reading past the end of a fold failed: %s", error)
             return self._writer.is_transactional
         if own is None or not self._writer.is_transactional:
-            return False  # without transactions, a former sink's may come late
+            return False  # without transactions, a former sink's records may come late
         client.log.warning(
             "%s[%d] was read back to offset %d, but has records of this publisher after it (at"
             " %d): either a broker answered that no longer leads the partition, such as one cut"
@@ -246,7 +229,7 @@ class ShardSink:
         return True
 
     def _reached(self, place: PartitionId, default: int) -> int:
-        """The next offset of a partition, as far as this sink knows."""
+        """The next offset of a partition known to this sink."""
         if place in self._published:
             return self._published[place]
         return default if self._fold is None else self._fold.offsets.get(place, default)

@@ -1,8 +1,7 @@
-"""What brokers say of topics: partitions, ids, rights, offsets; and the creation of topics.
+"""Queries brokers for partitions, ids, rights and offsets; creates topics.
 
-What must hold: a broker that does not answer, or leads no longer, is not asked for ever. Each
-question raises `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized` or
-`sink.topic_missing`.
+No query waits for ever for a broker that is silent or leads no longer. Each may raise
+`sink.unreachable`, `sink.auth_failed`, `sink.not_authorized` or `sink.topic_missing`.
 """
 
 from __future__ import annotations
@@ -27,28 +26,27 @@ from eventpub.sink import client, faults
 from eventpub.sink.client import ClientLog, Clients
 
 REACH_TIMEOUT = 10.0
-"""Seconds that a broker may take to answer before it counts as away."""
+"""Seconds without an answer after which a broker counts as unreachable."""
 
 _NO_IDS = {"", "None", "AAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAAQ"}
 
 _FIRST_PATIENCE = 2.0
-"""Seconds that a partition's leader, as we know it, has to answer; doubled for each who follows."""
+"""Seconds for the known leader of a partition to answer; doubled with each retry."""
 
 End = Literal["earliest", "latest"]
 
 Meanwhile = Callable[[], None]
-"""Called again and again while something is read or waited for; what it raises ends that."""
+"""Called repeatedly while reading or waiting; an exception ends that."""
 
 _NO_TOPIC = faults.MISSING | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 
 
 def partition_counts(clients: Clients, timeout: float | None = None) -> dict[str, int]:
-    """The number of partitions of each topic that this client may see."""
+    """Partition count of each topic that this client may see."""
     return counts_of(metadata(clients, timeout=timeout))
 
 
 def counts_of(cluster: Any) -> dict[str, int]:
-    """The number of partitions of each topic of `metadata`."""
     return {
         name: len(topic.partitions)
         for name, topic in cluster.topics.items()
@@ -57,7 +55,7 @@ def counts_of(cluster: Any) -> dict[str, int]:
 
 
 def metadata(clients: Clients, topic: str | None = None, timeout: float | None = None) -> Any:
-    """Brokers, and topics with their partitions and who leads them; of one topic, or of all."""
+    """Brokers, and one topic or all, with partitions and leaders."""
     timeout = REACH_TIMEOUT if timeout is None else timeout
     met: KafkaError | None = None
     for admin, client_log, patience in _tries(clients, clients.admin, timeout):
@@ -74,10 +72,9 @@ def metadata(clients: Clients, topic: str | None = None, timeout: float | None =
 def topic_ids(
     clients: Clients, names: Iterable[str], timeout: float = REACH_TIMEOUT
 ) -> dict[str, str]:
-    """Kafka's id of each topic: that of a topic that is made again under its name is another.
+    """Kafka's topic ids; a recreated topic has another one.
 
-    Without topics that are not there, that this account may not describe, or whose broker gives
-    topics no id (before 2.8).
+    Leaves out topics that do not exist, may not be described, or have no id (brokers before 2.8).
     """
     found: dict[str, str] = {}
     if not (asking := set(names)):
@@ -99,8 +96,7 @@ def topic_ids(
             asking.discard(name)
         if not asking:
             return found
-        # It asks the one broker that it knows as the controller, and waits for that one to come
-        # back, whoever else answers.
+        # It asks only the broker that it knows as the controller, whoever else answers.
         _serve(admin)
         met = client_log.last_error or met
     raise faults.unreachable(clients.sink, "describing topics", timeout, met)
@@ -109,10 +105,10 @@ def topic_ids(
 def _tries(
     clients: Clients, asking: Callable[[], tuple[Any, ClientLog]], timeout: float
 ) -> Iterator[tuple[Any, ClientLog, float]]:
-    """Who asks a question, and how long a try of it may take, s, as long as there is time for one.
+    """Yield a client per attempt, its log, and the attempt's timeout (s), while there is time.
 
-    A broker that answers nothing may lead no longer: the next question is asked by new clients,
-    which learn who does, also where this one gives up.
+    A silent broker may lead no longer: the next query, also after giving up, has new clients,
+    which find the leader.
     """
     deadline = clients.clock.monotonic() + timeout
     patience = min(_FIRST_PATIENCE, timeout)
@@ -132,7 +128,7 @@ def _tries(
 def described(
     clients: Clients, names: Iterable[str], timeout: float, *, with_rights: bool = False
 ) -> dict[str, Any]:
-    """What the broker says of each topic: its description, or a KafkaError."""
+    """Per topic, its description or a KafkaError."""
     admin, _ = clients.admin()
     futures = admin.describe_topics(
         TopicCollection(sorted(names)),
@@ -155,7 +151,7 @@ def visible_ends(
     places: Sequence[tuple[str, int]] | None = None,
     timeout: float = REACH_TIMEOUT,
 ) -> dict[tuple[str, int], int]:
-    """Up to where readers of committed records come; by default in each partition of the topic."""
+    """Last stable offsets, by default of all partitions of the topic."""
     if places is None:
         count = partition_counts(clients, timeout).get(clients.sink.topic, 0)
         places = [(clients.sink.topic, number) for number in range(count)]
@@ -178,16 +174,15 @@ def create(
     partitions: int,
     policy: str = "delete",
 ) -> dict[str, int]:
-    """Create topics, unless they exist by now; the partitions of all topics."""
+    """Create topics unless they exist; returns the partition counts of all topics."""
     admin, _ = clients.admin()
     new = [
         NewTopic(
             topic,
             partitions,
             clients.sink.replication_factor,
-            # What is published is the truth; and records carry the time of their event, so that
-            # a retention by time would delete an old store's events as soon as they arrive. What
-            # is not said here, a broker's own default decides.
+            # Records have the time of their event, so retention by time would delete an old store's
+            # events on arrival. Settings not given here are the broker's defaults.
             config={"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": policy},
         )
         for topic in topics
@@ -207,7 +202,7 @@ def create(
 
 
 def _wait_for(clients: Clients, topics: list[str]) -> dict[str, int]:
-    # A broker answers "created" before every broker's metadata has it.
+    # A broker answers "created" before all brokers' metadata has the topic.
     deadline = clients.clock.monotonic() + REACH_TIMEOUT
     while True:
         found = partition_counts(clients)
@@ -232,9 +227,9 @@ def list_offsets(  # noqa: PLR0913 (options, by keyword)
 ) -> dict[tuple[str, int], int]:
     """The low or high watermark, or with `committed` the last stable offset, of each partition.
 
-    Topics in `optional` may be missing; they are then left out of the answer. A consumer asks:
-    librdkafka's admin client (up to 2.16) frees its question twice where what it knows of the
-    topic changes meanwhile (docs/hazards.md, "A question for offsets").
+    Leaves out missing topics that are `optional`. Queries a consumer: librdkafka's admin client
+    (up to 2.16) frees its request twice if the topic's metadata changes meanwhile
+    (docs/hazards.md, "A question for offsets").
     """
     at = OFFSET_BEGINNING if end == "earliest" else OFFSET_END
     return _ask(
@@ -248,15 +243,11 @@ def list_offsets(  # noqa: PLR0913 (options, by keyword)
 def offsets_at(
     clients: Clients, places: Iterable[tuple[str, int]], millis: int
 ) -> dict[tuple[str, int], int]:
-    """By place: no record before this offset has a timestamp at or after a time.
-
-    Args:
-        millis: the time, ms since 1970.
-    """
+    """Offsets below which no record has a timestamp at or after `millis` (ms since 1970)."""
     ends = list_offsets(clients, list(places), "latest", committed=True)
 
     def is_answer(place: tuple[str, int], offset: int) -> bool:
-        # else: the question, as it was before an answer
+        # anything else is the query's own value: no answer
         return offset == OFFSET_END or 0 <= offset <= ends[place]
 
     found = _ask(clients, list(ends), millis, is_answer, committed=True, timeout=2 * REACH_TIMEOUT)
@@ -273,7 +264,7 @@ def _ask(  # noqa: PLR0913 (options, by keyword)
     optional: frozenset[str] = frozenset(),
     timeout: float,
 ) -> dict[tuple[str, int], int]:
-    """Ask for offsets until each partition has answered; a lost connection gives none."""
+    """Query offsets until each partition has answered; a lost connection gives no answer."""
     offsets: dict[tuple[str, int], int] = {}
     if not (asking := set(partitions)):
         return offsets
@@ -311,10 +302,7 @@ def open_below(
     meanwhile: Meanwhile = lambda: None,
     timeout: float = REACH_TIMEOUT,
 ) -> dict[tuple[str, int], int]:
-    """Wait until no transaction is open below these offsets.
-
-    Args:
-        patience: seconds for which this waits.
+    """Wait up to `patience` seconds until no transaction is open below these offsets.
 
     Returns:
         The last stable offset of each partition where one is still open.
@@ -332,7 +320,7 @@ def open_below(
 def _asked(
     clients: Clients, consumer: Any, places: list[tuple[str, int]], at: int, patience: float
 ) -> Iterator[tuple[tuple[str, int], int, KafkaError | None]]:
-    """The offset of each partition, below 0 where none was given, or why there is none."""
+    """Per partition, its offset (negative: none), or the error."""
     try:
         asked = [TopicPartition(topic, number, at) for topic, number in places]
         for answer in client.call(consumer.offsets_for_times, asked, patience):

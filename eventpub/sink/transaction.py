@@ -1,12 +1,11 @@
-"""One transaction after another of one transactional id: own, begin, produce, count, commit.
+"""Transactions of one transactional id: own, begin, produce, count, commit.
 
-The last writer to call `init_transactions` for an id owns it: the broker aborts what an older one
-has open, and refuses whatever that one still sends.
+The last writer to call `init_transactions` for an id owns it: the broker aborts an older owner's
+open transaction, and refuses whatever that one still sends.
 
-What must hold: the delivery reports counted before a commit equal the records produced; after an
-answer that leaves a doubt (an error, more than a second, a lost answer of the coordinator) the
-producer is never used again, because the client may have sent its `EndTxn` twice and the first may
-still arrive and end a later transaction.
+Before a commit, delivery reports must equal the records produced. After a doubtful answer (an
+error, more than a second, a lost answer of the coordinator) the producer is never used again: the
+client may have sent `EndTxn` twice, and the first may still arrive and end a later transaction.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from eventpub.sink.fencing import READY_TIMEOUT, take_over, transactional_id
 from eventpub.sink.records import Header, PartitionId, Record
 
 PROBE: Header = ("eventpub_probe", "1")
-"""Of a record that is aborted on purpose: readers of what is not committed see it."""
+"""Marks records that are aborted on purpose; readers of uncommitted records see them."""
 
 _TAKEOVER_TIMEOUT = 3.0
-"""Seconds that a writer which is closed waits for its own takeover."""
+"""Seconds that closing a writer waits for its own takeover."""
 COMMIT_TIMEOUT = 30.0
-"""Seconds until a commit without an answer is given up as indefinite."""
+"""Seconds without an answer after which a commit is indefinite."""
 ABORT_TIMEOUT = 5.0
 """Seconds for an abort; what it leaves open, the next owner's `init_transactions` aborts."""
 DOUBT_AFTER = 1.0
-"""Seconds; a commit or abort that took longer leaves a doubt."""
+"""Seconds; a slower commit or abort is doubtful."""
 
 cautions: dict[tuple[str, str], Caution] = {}
 """By bootstrap servers and transactional id."""
@@ -44,19 +43,14 @@ _log_is_strange = threading.Event()
 
 
 class TransactionWriter:
-    """Owns a transactional id from `ready()` until another one is made for it.
-
-    Args:
-        app_id, number: of the application and the shard (or task, or replay), for the id.
+    """Owns a transactional id from `ready()` until another writer takes it over.
 
     Attributes:
-        caution: of its transactional id.
-        sends_singly: whether it sends each record by itself.
-        is_transactional: whether batches are transactions; fencing is by these.
-        log: what the client says of itself.
-        needs_replacement: True when it must not be used again.
-        flush_timeout: seconds until records that were not delivered are given up.
-        message_limit: bytes of the largest record that the client takes.
+        sends_singly: one record per record batch.
+        is_transactional: batches are transactions; without them nothing is fenced.
+        needs_replacement: it must not be used again.
+        flush_timeout: seconds until undelivered records are given up.
+        message_limit: largest record that the client accepts, bytes.
     """
 
     def __init__(self, clients: Clients, app_id: str, number: int | str) -> None:
@@ -94,20 +88,20 @@ class TransactionWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- owning -----------------------------------------------------------------------------------
+    # -- ownership --------------------------------------------------------------------------------
 
     def _start(self) -> None:
         try:
             try:
                 producer = self._made()
             except SinkError as error:
-                # A request that librdkafka repeats by itself may fence its own first try.
+                # librdkafka's own retry may fence its first attempt.
                 if error.code not in {"sink.fenced", "sink.own_request_late"}:
                     raise
                 producer = self._made()
             if not self._closed:
                 self._producer = producer
-        except BaseException as error:  # handed to the thread that asks ready()
+        except BaseException as error:  # raised by ready()
             self._failure = error
 
     def _made(self) -> Producer:
@@ -132,10 +126,10 @@ class TransactionWriter:
             raise self._failure
 
     def close(self) -> None:
-        """Let go of the producer; an open transaction is left to the next owner, which aborts it.
+        """Release the producer; the next owner aborts its open transaction.
 
-        May be called at any time, more than once. Waits for nothing but the takeover, where `ready`
-        was not called: a request still in flight would fence the next owner.
+        May be called at any time, and repeatedly. Waits only for a takeover, where `ready` was not
+        called: its late request would fence the next owner.
         """
         self._starting.join(_TAKEOVER_TIMEOUT)
         self._closed = True
@@ -145,28 +139,21 @@ class TransactionWriter:
 
     @property
     def client(self) -> Producer:
-        """The client's producer.
-
-        Raises:
-            SinkError: `sink.fatal`: it was let go.
-        """
+        """The client's producer; raises `sink.fatal` if it was closed."""
         if self._producer is None:
             raise SinkError("sink.fatal", "this sink is closed")
         return self._producer
 
     def serve(self) -> None:
-        """Let the client hand over its log lines, errors and delivery reports.
-
-        It keeps them until they are fetched, some 300 B each.
-        """
+        """Fetch log lines, errors and delivery reports; the client keeps them, some 300 B each."""
         try:
             client.call(self.client.poll, 0)
         except KafkaException as exception:
-            # A fatal error is raised here as well; the call that met it says so, too.
+            # Fatal errors are raised here, too; the call that met one reports it.
             self.needs_replacement = True
             client.log.debug("poll: %s", faults.says(faults.kafka_error(exception)))
 
-    # -- transactions; without exactly once, what is left of them ---------------------------------
+    # -- transactions (without exactly once, plain batches) ---------------------------------------
 
     def run(
         self,
@@ -174,11 +161,9 @@ class TransactionWriter:
         crash_point: CrashPoint = no_crash,
         check: Callable[[Batch], None] = lambda _: None,
     ) -> None:
-        """One transaction.
+        """Run one transaction; each part is requested when the previous one is delivered.
 
-        Args:
-            parts: one after the other; the next is asked for when the one before is delivered.
-            check: called for each that is delivered; what it raises ends the transaction.
+        `check` is called after each delivery; an exception ends the transaction.
         """
         crash_point("before_begin")
         self._begin()
@@ -194,9 +179,7 @@ class TransactionWriter:
         crash_point("after_commit")
 
     def run_in_vain(self, places: Iterable[PartitionId]) -> None:
-        """One transaction of a record for each partition that is aborted, which ends what the
-        broker has left open there of this transactional id. Another's stays open.
-        """
+        """Abort a record in each partition, to end what the broker has left open of this id."""
         if self.needs_replacement:
             raise faults.aborted(None, self._sink)
         client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
@@ -270,7 +253,7 @@ class TransactionWriter:
                 )
 
     def abort(self) -> SinkError | None:
-        """Abort the transaction; the error is None unless it tells more than what led here."""
+        """Abort; returns an error only if it says more than what led here."""
         if not self.is_transactional:
             return None
         error = self._end(self.client.abort_transaction, ABORT_TIMEOUT)
@@ -280,7 +263,7 @@ class TransactionWriter:
         return None if mapped.code == "sink.fatal" else mapped
 
     def _end(self, end: Callable[[float], None], seconds: float) -> KafkaError | None:
-        """Commit or abort; what the client met instead of an answer."""
+        """Commit or abort; returns what the client met instead of an answer."""
         started = self._clock.monotonic()
         while True:
             try:
@@ -296,14 +279,14 @@ class TransactionWriter:
             self.needs_replacement = True
         return None
 
-    # -- what went wrong --------------------------------------------------------------------------
+    # -- errors -----------------------------------------------------------------------------------
 
     def _undo(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
-        """Abort, and name the cause: the refused rows, else what failed first."""
+        """Abort, and find the cause: the refused rows, else the first failure."""
         worse = None if error is not None and error.fatal() else self.abort()
-        # An abort that the broker leaves open would be undone by the next commit, and one that
-        # ends more than this transaction must be found out: only a fold sees either. Without
-        # transactions, what is still queued must not be sent after the caller has begun again.
+        # The next commit would undo an abort that the broker leaves open, and an abort may end more
+        # than this transaction: only a fold sees either. Without transactions, queued records must
+        # not be sent after the caller has begun again.
         self.needs_replacement = True
         if batch.has_unreported:
             self.caution.reports_each = True
@@ -312,7 +295,7 @@ class TransactionWriter:
 
     def _cause(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
         failed = batch.failed()
-        if batch.has_unreported:  # the next try, one by one, tells all that is refused
+        if batch.has_unreported:  # the retry, one by one, finds all refused records
             met = [self.log.transaction_error, *(e for _, e, _ in failed)]
             if any(e is not None and e.code() in faults.REFUSED_RECORD for e in met):
                 self.caution.sends_singly = True
@@ -323,7 +306,7 @@ class TransactionWriter:
             topic, error, _ = failed[0]
             if error.code() in faults.MISSING:
                 return faults.topic_missing(self._sink, topic)
-        # What was said about the transaction as a whole explains more than what a call met.
+        # The transaction's own error explains more than what one call met.
         error = self.log.transaction_error or error
         if error is None and batch.has_unreported:
             return faults.aborted(None, self._sink)
@@ -336,12 +319,12 @@ class TransactionWriter:
         return mapped
 
     def _refusal(self, batch: Batch, failed: list[tuple[str, KafkaError, int]]) -> SinkError | None:
-        """The rows that can never be published, if that is what went wrong."""
+        """The error for rows that can never be published, if they are the cause."""
         refused = list(batch.refused)
         by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]
         if by_broker and not refused:
             if len(by_broker) > 1 and not self.sends_singly:
-                # The broker refuses a batch of records as one; alone, only the guilty one fails.
+                # A record batch is refused as a whole; sent singly, only the bad record fails.
                 self.caution.sends_singly = True
                 return faults.aborted(by_broker[0][1], self._sink)
             refused = [
@@ -362,8 +345,8 @@ class TransactionWriter:
         return faults.side_record_refused(self._sink, topic, reason)
 
     def _fault(self, error: KafkaError, doing: str) -> SinkError:
-        """As `faults.fault`; not fenced is who has merely let a transaction become too old."""
-        self.serve()  # what the client has logged before tells whether the broker was silent
+        """As `faults.fault`, but a transaction that has expired does not count as fenced."""
+        self.serve()  # its log lines show whether the broker was silent
         mapped = faults.fault(error, doing, self._sink)
         waited = self._clock.monotonic() - self._began
         if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:

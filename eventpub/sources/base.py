@@ -1,8 +1,8 @@
-"""The protocol `Source`: what a shard and the planner need of the database with the event table.
+"""The protocol `Source`: what shards and the planner need of the database with the event table.
 
-All times are the database's, in µs since 1970, UTC. Rows may be committed between any two calls,
-with any `create_time`. Nothing here writes. An implementation holds no state but connections: after
-a retriable `StoreError` the same call may be repeated. `tests/sources/contract.py` tests each.
+Times are the database's, in µs since 1970, UTC. Rows may be committed between any two calls, with
+any `create_time`. Implementations only read, and keep no state but connections, so a call may be
+repeated after a retriable `StoreError`. `tests/sources/contract.py` tests each.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class Poll:
         upper: ``now − delay``, lowered to a value of the column's precision that has passed, and to
             the next change of the clocks backward.
         page_end: `create_time` of the page's last row; None if there are fewer rows.
-        has_rows: whether there is a row after `after` and up to `upper`.
-        next_row: `create_time` of the first row above `upper` up to `now`, where none is below.
-        server: identity of the server.
+        has_rows: whether there is a row in ``after < create_time ≤ upper``.
+        next_row: if there is none, `create_time` of the first row above `upper` up to `now`.
     """
 
     now: int
@@ -45,8 +44,8 @@ class Page:
     """The first rows of a window.
 
     Attributes:
-        batches: schema `EVENTS`; empty where one moment has more rows than a page.
-        end: the `create_time` up to which this is everything, µs; None: the whole window.
+        batches: schema `EVENTS`; empty if one moment has more rows than a page.
+        end: they are complete up to this `create_time`, µs; None: the whole window.
     """
 
     batches: list[pa.RecordBatch]
@@ -63,9 +62,7 @@ class NewRow:
 
 @dataclass(frozen=True)
 class RowSeen:
-    """A row as it is, published or not; `create_time` (µs) is None where it is no time, and
-    `payload_bytes` where the payload is NULL.
-    """
+    """A row, published or not. `create_time`, µs, is None if invalid, `payload_bytes` if NULL."""
 
     version: int
     create_time: int | None
@@ -74,7 +71,7 @@ class RowSeen:
 
 
 class Source(Protocol):
-    """An event table, read only. Errors are `StoreError`; store.replica: it may not be read now.
+    """An event table, read only. Errors are `StoreError`; store.replica: it must not be read now.
 
     Attributes:
         without_identity: rows passed over so far (`store.without_identity`).
@@ -89,7 +86,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
     def require_same_times(self) -> None:
-        """Raises store.table_altered if `create_time` is read differently by now."""
+        """Raise store.table_altered if `create_time` is read differently by now."""
 
     def now(self) -> int:
         """The database's time."""
@@ -97,49 +94,46 @@ class Source(Protocol):
     def poll(
         self, after: int, delay: int, page_rows: int | None, at_most: int | None = None
     ) -> Poll:
-        """How far a window that begins after the position `after` may reach now.
+        """How far a window after the position `after` may reach now.
 
         Args:
             delay: between the boundary and the database's time, µs.
             page_rows: most rows of the window; None: any number.
-            at_most: the boundary is never above it, µs.
+            at_most: upper limit of the boundary, µs.
         """
 
     def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        """The oldest `create_time` of a window and its number of rows, counted up to `most`;
-        `upto` and 0 where it has none.
+        """The oldest `create_time` of a window and its number of rows, counted up to `most`; else
+        `upto` and 0.
         """
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
-        """The `most` rows with the highest ids, or the lowest above `above`; without an indexed
-        number the local `create_time`, µs, is the id, of rows whose time has passed.
+        """The `most` rows with the highest ids, or the lowest above `above`. Without an indexed
+        number, the local `create_time`, µs, is the id, of rows whose time has passed.
         """
 
     def ahead(self) -> tuple[int, int]:
-        """By how much the newest `create_time` lies in the future, µs; and how many rows do."""
+        """µs by which the newest `create_time` is in the future, and the number of such rows."""
 
     def never_read(self) -> int:
-        """How many rows have no usable `create_time`, counted up to 1,000."""
+        """Number of rows without a usable `create_time`, counted up to 1,000."""
 
     def window(
         self, after: int, upto: int, shard: Shard | None, *, is_page: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
 
-        In batches of at most some 10,000 rows, in bounded memory. Read again later it may have more
-        rows, never fewer.
-
-        Args:
-            is_page: the window is known to have less than a few 100,000 rows.
+        In batches of at most some 10,000 rows, in bounded memory. A later call may return more
+        rows, never fewer. `is_page`: the window is known to have less than a few 100,000 rows.
         """
 
     def page(self, after: int, upto: int, rows: int, size: int, shard: Shard | None = None) -> Page:
-        """The first events of a window (of one shard), by `create_time`, about so many rows and
-        bytes, without those of the last moment, which are left to the next page.
+        """About the first `rows` rows and `size` bytes of a window (of one shard), by
+        `create_time`, without those of the last moment, which are left to the next page.
         """
 
     def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
-        """How many rows each of some windows ``(after, upto]`` has, of all shards."""
+        """The number of rows of each window ``(after, upto]``, of all shards."""
 
     def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
         """`aggregate_id`, `version` and `create_time` of the rows of a window, in any order."""
@@ -147,32 +141,30 @@ class Source(Protocol):
     def fetch(
         self, ranges: Sequence[VersionRange], rows: int, size: int, seconds: float | None = None
     ) -> tuple[pa.Table, list[VersionRange]]:
-        """About so many rows and bytes, at most, of version ranges, whatever their `create_time`.
-
-        Args:
-            seconds: no further statement is begun after so many.
+        """About `rows` rows and `size` bytes, at most, of version ranges, whatever their
+        `create_time`.
 
         Returns:
-            The events, each aggregate's in ascending order; and what of the ranges was not read.
-            Versions that do not exist count as read.
+            The events, each aggregate's in ascending order; and the unread ranges. Versions that do
+            not exist count as read. No further statement starts after `seconds`.
         """
 
     def existing(self, wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Which of some (aggregate, version) exist, from the index alone."""
+        """Which of these (aggregate, version) exist, from the index alone."""
 
     def below(
         self, aggregate_ids_and_versions: Sequence[tuple[str, int]], limit: int = 16
     ) -> Iterator[pa.RecordBatch]:
         """For each (aggregate, version), keys and times of the highest `limit` lower versions.
 
-        A batch holds all of its aggregates' rows, schema as `keys`.
+        A batch holds all rows of its aggregates, with the schema of `keys`.
         """
 
     def versions(self, of: VersionRange, most: int, *, highest: bool = False) -> list[int]:
         """The lowest `most` versions of a range, ascending, or the highest, descending."""
 
     def seen(self, of: VersionRange) -> list[RowSeen]:
-        """The rows of a range as they are, in the order of their versions."""
+        """The rows of a range, in the order of their versions."""
 
 
 BEGINNING = 0

@@ -178,14 +178,14 @@ def test_what_works_is_taken(capfd: pytest.CaptureFixture[str], key: str, value:
 @pytest.mark.parametrize(
     ("key", "value", "code", "said"),
     [
-        ("spark.properties.spark.master", "yarn", "config.contradiction", "a key of its own"),
-        ("spark.properties.spark.task.maxFailures", "4", "config.contradiction", "sets it itself"),
-        ("spark.properties.spark.speculation", "true", "config.contradiction", "only false"),
+        ("spark.properties.spark.master", "yarn", "config.contradiction", "keys that replace it"),
+        ("spark.properties.spark.task.maxFailures", "4", "config.contradiction", "does not use it"),
+        ("spark.properties.spark.speculation", "true", "config.contradiction", "must be false"),
         (
             "spark.properties.spark.submit.deployMode",
             "cluster",
             "config.contradiction",
-            "only client",
+            "must be client",
         ),
         ("sink.properties.linger.ms", "abc", "config.sink_property", "linger.ms"),
         ("sink.properties.linger.ms", "-1", "config.sink_property", "allowed range 0..900000"),
@@ -199,7 +199,7 @@ def test_what_works_is_taken(capfd: pytest.CaptureFixture[str], key: str, value:
             "config.contradiction",
             "begin with spark.",
         ),
-        ("sink.properties.stats_cb", "x", "config.contradiction", "sets it itself"),
+        ("sink.properties.stats_cb", "x", "config.contradiction", "does not use it"),
     ],
 )
 def test_a_property_that_cannot_work_is_named_as_the_user_wrote_it(

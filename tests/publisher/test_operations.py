@@ -214,7 +214,7 @@ class TestPages:
         assert "eventpub resume" in json.loads(text)["error"]
         assert pages.get("/resume", post=True, token=TOKEN)[0] == 200
         code, text = pages.get("/retry?aggregate_id=a", post=True, token=TOKEN)
-        assert (code, json.loads(text)) == (200, {"outcome": "nothing is missing"})
+        assert (code, json.loads(text)) == (200, {"outcome": "nothing is held"})
 
     @pytest.mark.engines("threads", "spark")
     def test_a_gap_is_shown_and_skipped(

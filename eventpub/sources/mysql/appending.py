@@ -1,4 +1,4 @@
-"""Appending events to the event table, inside the caller's own transaction."""
+"""Appending events to the event table in the caller's own transaction."""
 
 # ruff: noqa: S608 (names come through `_quote`)
 
@@ -20,13 +20,7 @@ _DUPLICATE = 1062
 
 @dataclass(frozen=True)
 class NewEvent:
-    """An event to append.
-
-    Args:
-        event_type: published as ``ce_type``.
-        payload: published byte for byte; UTF-8 where the column is JSON or TEXT.
-        metadata: published as headers.
-    """
+    """An event to append; `payload` is published byte for byte, `metadata` as headers."""
 
     event_type: str
     payload: bytes | None = None
@@ -43,22 +37,21 @@ def append(  # noqa: PLR0913 (options, by keyword)
     columns: Mapping[str, str] | None = None,
     first_version: int = 1,
 ) -> list[int]:
-    """Appends events to an aggregate whose last version is `expected_version`.
+    """Append events to an aggregate whose last version is `expected_version`.
 
     Args:
-        connection: of SQLAlchemy (`Connection` or `Session`) or PyMySQL, in a transaction that the
+        connection: SQLAlchemy's (`Connection` or `Session`) or PyMySQL's, in a transaction that the
             caller commits or rolls back.
         expected_version: ``first_version − 1`` (so 0) for a new aggregate.
-        columns: the table's names of the columns that differ, as in ``[store.columns]``.
-        first_version: the first version of an aggregate, as in ``[store]``.
+        columns, first_version: as in ``[store.columns]`` and ``[store]``.
 
     Returns:
         The versions of the new events.
 
     Raises:
-        ValueError: the table's identity is several columns.
-        VersionConflict: the last version is another one. Nothing was written; end the
-            transaction, which may hold a lock.
+        ValueError: the table's identity has several columns.
+        VersionConflict: the last version is another one. Nothing was written; end the transaction,
+            which may hold a lock.
     """
     names = Columns(**(columns or {}))
     if len(names.aggregate_id) > 1:
@@ -81,8 +74,8 @@ def append(  # noqa: PLR0913 (options, by keyword)
     [(last,)] = select(f"MAX({_quote(names.version)})")
     if last is None:
         last = first_version - 1
-    # The caller's snapshot may be older than the version it expects; versions never go away, so
-    # only a lower one needs a second look, at what is committed now.
+    # The caller's snapshot may be older than the version it expects. Versions are never removed,
+    # so only a lower one needs a second check, against committed rows.
     if last > expected_version or (last < expected_version and not select("1", expected_version)):
         raise _conflict(aggregate_id, expected_version, table)
     versions = list(range(expected_version + 1, expected_version + 1 + len(events)))
@@ -109,7 +102,7 @@ def _insert(
     rows: list[str] = []
     values: list[Any] = []
     for version, event in zip(versions, events, strict=True):
-        # the same bytes for a binary column, and text for one that takes no other, as of JSON
+        # bytes for a binary column; text for one that refuses bytes, such as JSON
         payload = "CONVERT(%s USING utf8mb4)" if _is_text(event.payload) else "%s"
         rows.append(f"(%s, %s, %s, {payload}{', %s' if metadata else ''})")
         values += [aggregate_id, version, event.event_type, event.payload]
@@ -139,7 +132,6 @@ def _run(connection: Any, sql: str, parameters: tuple[Any, ...]) -> list[Any]:
 
 
 def _quote(name: str) -> str:
-    """`quote`, for a statement with ``%s`` placeholders."""
     return quote(name).replace("%", "%%")
 
 

@@ -1,8 +1,4 @@
-"""What `eventpub doctor` says of the store: what `run` needs, and what could be better.
-
-Reads only. Every finding names the statement that fixes it, made for the table as it is (`layout`);
-"wrong" carries the code of the error that `run` would end with.
-"""
+"""The store's part of `eventpub doctor`. Reads only; each finding has the statement for a fix."""
 
 from __future__ import annotations
 
@@ -68,14 +64,7 @@ class _Subject:
 
 
 def checks(config: Store, former_server: str | None = None) -> list[Check]:
-    """Checks everything that the publisher needs of the store.
-
-    Args:
-        former_server: identity of the server that was read last; None: not known.
-
-    Raises:
-        ConfigError: `store.url` or the password file cannot be used.
-    """
+    """Check the store; `former_server` is the identity of the server read last, or None."""
     try:
         connection = connect_for_reading(config)
     except StoreError as error:
@@ -213,7 +202,7 @@ def _nulls(subject: _Subject) -> _Finding:
     if layout.skips_nulls:
         return "ok", f"{rows}; store.without_identity skips them"
     said, ways = f"{', '.join(allowed)} may be NULL: a row without create_time is never read", []
-    # a generated column is what its expression is
+    # a generated column has the value of its expression
     if not nameless and not any(table.columns[column].generated_as for column in allowed):
         ways.append(not_null(table, allowed))
     if allowed != [time]:
@@ -277,7 +266,7 @@ def _create_time(subject: _Subject) -> _Finding:
 
 
 def _insertion_order(subject: _Subject) -> _Finding | None:
-    """Of local times: only the order of insertion shows that writers use another time zone."""
+    """Local times only: the order of insertion reveals writers in another time zone."""
     if subject.layout.zone is None:
         return None
     if subject.layout.id:
@@ -367,7 +356,7 @@ def _time_zone(subject: _Subject) -> Check:
 
 
 def _old_times(store: EventStore) -> tuple[int, int]:
-    """In how many samples new rows claim to be old, and the highest age, µs."""
+    """How many samples have new rows with old times, and the highest age, µs."""
     highest = max((row.id for row in store.newest(1)), default=0)
     past, oldest = 0, 0
     for _ in range(_SAMPLES):

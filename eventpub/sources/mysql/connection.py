@@ -1,10 +1,8 @@
-"""Connections to the event store: from `store.url` to a session that reads as this package expects.
+"""Connections to the event store, with the session settings that this package expects.
 
 A reading session is READ COMMITTED, read only, autocommit and in UTC, whatever the server's
-defaults are. Passwords stay in here: no message, representation or exception carries one.
-
-What the errors of PyMySQL and SQLAlchemy mean is in `failures.toml`; `mapped` raises them as
-`StoreError`, without a statement or a password.
+defaults. Passwords appear in no message, representation or exception. `mapped` raises errors of
+PyMySQL and SQLAlchemy as `StoreError`, by `failures.toml`.
 """
 
 from __future__ import annotations
@@ -39,26 +37,22 @@ _SWITCHES = {"ssl_disabled", "ssl_verify_cert", "ssl_verify_identity"}
 _SECONDS = {"connect_timeout", "read_timeout", "write_timeout"}
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 READ_TIMEOUT = 30
-"""Seconds without a byte from the server after which it counts as gone."""
+"""Seconds without a byte from the server after which the connection counts as lost."""
 
 _NO_LIMIT = 2**64 - 1
 
 _ANSWER_SECONDS = 1.0
 _KEEPALIVE = {
-    "TCP_KEEPIDLE": 60,  # s; NATs and load balancers forget what was idle for 240 to 900 s
+    "TCP_KEEPIDLE": 60,  # s; NATs and load balancers drop idle connections after 240 to 900 s
     "TCP_KEEPALIVE": 60,  # macOS' name of it
     "TCP_KEEPINTVL": 10,
     "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 15_000,  # ms without an acknowledgement: a slow server gives one, too
+    "TCP_USER_TIMEOUT": 15_000,  # ms without an acknowledgement; even a slow server sends those
 }
 
 
 def connect_arguments(config: Store) -> dict[str, Any]:
-    """The arguments for `pymysql.connect`, password included.
-
-    Raises:
-        ConfigError: config.store_url or config.password_file.
-    """
+    """The arguments for `pymysql.connect`, including the password."""
     arguments = _without_password(config)
     password = _password(config, urlsplit(config.url.get_secret_value()).password)
     if password is not None:
@@ -89,7 +83,7 @@ def _without_password(config: Store) -> dict[str, Any]:
             if not re.fullmatch(r"0*[1-9][0-9]{0,5}", value):
                 raise _url_error(f"has {key}={value}, which is not a number of seconds")
             arguments[key] = int(value)
-        elif key == "charset":  # ids are identified by their UTF-8 bytes: it is always utf8mb4
+        elif key == "charset":  # always utf8mb4: ids are identified by their UTF-8 bytes
             if charset_by_name(value.lower()) is None:
                 raise _url_error(f"has {key}={value}, which MySQL does not know; leave it out")
         else:
@@ -101,7 +95,6 @@ def _without_password(config: Store) -> dict[str, Any]:
 
 
 def display_name(config: Store) -> str:
-    """`user@host:port/database`, for messages."""
     arguments = _without_password(config)
     place = arguments.get("unix_socket") or f"{arguments['host']}:{arguments['port']}"
     return f"{arguments['user']}@{place}/{arguments['database']}"
@@ -135,11 +128,10 @@ def connect(config: Store) -> Connection:
 
     Raises:
         StoreError: store.unreachable, store.auth_failed, store.database_missing, …
-        ConfigError: the URL or the password file cannot be used.
     """
     arguments = connect_arguments(config)
     read_timeout = arguments["read_timeout"]
-    # a server that never greets is noticed as soon as one that refuses
+    # a server that never greets must be noticed as soon as one that refuses
     greeting = min(read_timeout, arguments["connect_timeout"])
     arguments |= {"autocommit": True, "read_timeout": greeting}
     place = display_name(config)
@@ -156,11 +148,11 @@ def connect(config: Store) -> Connection:
 
 
 _encrypted: set[str] = set()
-"""Local servers that refuse connections without TLS."""
+"""Local servers that require TLS."""
 
 
 def _open(place: str, arguments: Mapping[str, Any]) -> Connection:
-    """Without TLS to a server on this machine, if it allows that: it makes rows a third cheaper."""
+    """To a local server without TLS, if it allows that: rows cost a third less."""
     is_local = "unix_socket" in arguments or arguments["host"] in _LOOPBACK
     if not is_local or place in _encrypted or any(key.startswith("ssl_") for key in arguments):
         return _Connection(**arguments)
@@ -168,7 +160,7 @@ def _open(place: str, arguments: Mapping[str, Any]) -> Connection:
         return _Connection(**arguments, ssl_disabled=True)
     except (pymysql.err.MySQLError, RuntimeError) as error:
         if error.args and error.args[0] in range(2000, 3000):
-            raise  # the client's numbers: the server has not refused it
+            raise  # a client error: the server has not refused
     connection = _Connection(**arguments)
     _encrypted.add(place)
     return connection
@@ -191,7 +183,7 @@ def connect_for_reading(config: Store) -> Connection:
     """A connection whose session is READ COMMITTED, read only, in UTC.
 
     `net_write_timeout`: a consumer that waits for its broker must not lose the rest of its window.
-    `lock_wait_timeout`: a statement that waits for an ALTER TABLE must end before we give up the
+    `lock_wait_timeout`: a statement that waits for an ALTER TABLE must end before we drop the
     connection, or each such connection would stay open on the server.
     """
     connection = connect(config)
@@ -212,14 +204,13 @@ def is_mariadb(connection: Connection) -> bool:
 
 
 def run(connection: Connection, sql: str) -> list[tuple[Any, ...]]:
-    """All rows of one statement, without placeholders."""
     with connection.cursor() as cursor:
         cursor.execute(sql)
         return list(cursor.fetchall())
 
 
 def run_named(connection: Connection, sql: str) -> list[dict[str, Any]]:
-    """As `run`; rows as text, by the columns' names in lower case."""
+    """Like `run`; rows as text by lower-case column name."""
     with connection.cursor() as cursor:
         cursor.execute(sql)
         names = [str(column[0]).lower() for column in cursor.description or ()]
@@ -262,7 +253,6 @@ def _url_error(what: str) -> ConfigError:
 
 @contextmanager
 def mapped(where: str | None = None) -> Iterator[None]:
-    """Raises database errors of its body as `StoreError`."""
     try:
         yield
     except (pymysql.err.MySQLError, OSError, RuntimeError) as error:
@@ -274,7 +264,6 @@ def mapped(where: str | None = None) -> Iterator[None]:
 
 
 def error_number(error: BaseException) -> int | None:
-    """The number of a MySQL error, of the server or the client."""
     error = getattr(error, "orig", None) or error  # SQLAlchemy's around PyMySQL's
     return next((number for number in error.args[:1] if isinstance(number, int)), None)
 
@@ -312,7 +301,6 @@ def _found(pattern: str, known: str) -> bool:
 
 
 def _grant(text: str) -> str | None:
-    """The GRANT for a refusal that names the user and the table or database."""
     user = re.search(r"user '([^']*)'", text)
     command = re.search(r"\b([A-Z][A-Z, ]*) command denied", text)
     table = re.search(r"table ((?:['`][^'`]+['`]\.)?['`][^'`]+['`])", text)
@@ -328,15 +316,15 @@ def _grant(text: str) -> str | None:
 
 
 def _is_about_tls(error: BaseException, known: str) -> bool:
-    """Whether either side refused TLS itself, rather than the connection breaking off."""
+    """Whether a side refused TLS itself, as opposed to a lost connection."""
     cause = getattr(error, "original_exception", None) or error.__context__ or error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return True
     if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError | TimeoutError):
         return False
     if isinstance(cause, ssl.SSLError):
-        # in TLS 1.3 what the server has against our certificate comes with its first answer
+        # in TLS 1.3 the server's refusal of our certificate comes with its first answer
         lost = next(entry for entry in _MEANINGS if entry["code"] == "store.connection_lost")
         return error_number(error) not in lost["numbers"] or "ALERT" in known.upper()
-    # PyMySQL wraps the network's errors, so a bare one of the system is about a certificate's file
+    # PyMySQL wraps network errors, so a bare OSError is about a certificate file
     return isinstance(error, OSError)

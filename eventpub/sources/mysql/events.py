@@ -33,7 +33,7 @@ from eventpub.sources.mysql.table import read_table
 _BATCH_ROWS = 10_000
 _BATCH_BYTES = 4 << 20
 _PORTION_ROWS = 100_000
-"""Most rows of one statement, about; and of a block of keys."""
+"""Most rows of one statement, roughly; and of a block of keys."""
 _PORTION_BYTES = 16 << 20
 _LONG = 10_000_000
 """µs; longer windows are read in portions."""
@@ -44,25 +44,15 @@ _MOST_AHEAD = 10_000
 
 
 class EventStore(Source):
-    """The event table; connections are made when needed."""
+    """The event table as a `Source`; connects lazily."""
 
     @staticmethod
     def discover(config: Store) -> Layout:
-        """The table's layout.
-
-        Raises:
-            StoreError: it cannot be reached, or is not a table that can be published.
-        """
         with closing(connect_for_reading(config)) as connection:
             return layout_of(config, read_table(config, connection))
 
     @staticmethod
     def server(config: Store) -> server.Server:
-        """Which server it is, and its role.
-
-        Raises:
-            StoreError: it cannot be reached, or store.replica.
-        """
         with closing(connect_for_reading(config)) as connection:
             found = server.examine(config, connection)
         found.require_primary(config)
@@ -127,11 +117,10 @@ class EventStore(Source):
     def _boundary(self, now: int, delay: int, at_most: int | None) -> int:
         boundary = now - delay if at_most is None else min(now - delay, at_most)
         unit = self._layout.unit
-        # the last value whose time has passed as a whole
+        # the last value that has passed completely
         return boundary if unit == 1 else boundary // unit * unit - unit
 
     def _page_end(self, after: int, upto: int, rows: int | None) -> int | None:
-        """`create_time` of the page's last row; None if there are fewer rows."""
         values = statements.local_range(self._layout, after, upto)
         if rows is None or values is None:
             return None
@@ -160,7 +149,7 @@ class EventStore(Source):
         ]
 
     def ahead(self) -> tuple[int, int]:
-        # one statement for both: a process may be suspended between two, and rows come meanwhile
+        # one statement for both: between two, the process may be suspended while rows arrive
         [(now, time)] = self._run(statements.now_and_newest_time(self._layout))
         newest = self._layout.instant(micros(time)) if isinstance(time, datetime) else 0
         if newest <= now:
@@ -177,9 +166,9 @@ class EventStore(Source):
     ) -> Generator[pa.RecordBatch, None, None]:
         """See `Source.window`.
 
-        No statement stays open while a batch is processed: it would block an ALTER TABLE, and every
-        writer behind that. A long window is read in portions of all shards' rows: without a row for
-        `connection.READ_TIMEOUT` the server would count as gone.
+        No statement stays open while a batch is processed: it would block an ALTER TABLE, and then
+        every writer. A long window is read in portions of all shards' rows: without a row for
+        `connection.READ_TIMEOUT` the connection would count as lost.
         """
         is_long = shard is not None and shard.shards > 1 and upto - after > _LONG and not is_page
         for end in self._portions(after, upto, by_rows=is_long):
@@ -192,8 +181,8 @@ class EventStore(Source):
                 after = upto_here
 
     def _moment(self, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
-        """As `window`, of one moment with more rows than a portion: by their keys."""
-        # of a repeated local time, rows by key have the first instant
+        """`window` for one moment with more rows than a portion: by their keys."""
+        # rows read by key get the first instant of a repeated local time
         at_key = self._layout.instant(self._layout.clock.local(upto))
         times = EVENTS.field("create_time")
         for keys in self.keys(upto - 1, upto, shard):
@@ -207,7 +196,6 @@ class EventStore(Source):
                     yield from rows.set_column(5, times, here).to_batches()
 
     def _portions(self, after: int, upto: int, *, by_rows: bool) -> Iterator[int]:
-        """Ends of a window's portions: clock changes, and each `_PORTION_ROWS` rows."""
         while after < upto:
             end = min(self._layout.clock.next_backward_change(after + 2) - 1, upto)
             rows_end = self._page_end(after, end, _PORTION_ROWS) if by_rows else None
@@ -228,7 +216,7 @@ class EventStore(Source):
             left_rows -= len(block[0])
             left_size -= batches[-1].nbytes
             newest = block[-1][-1:]
-            if left_size <= 0:  # leaving it closes the connection
+            if left_size <= 0:  # breaking closes the connection
                 break
         if newest is None or (left_rows > 0 and left_size > 0):
             return Page(batches, None)
@@ -249,7 +237,7 @@ class EventStore(Source):
             values = statements.local_range(self._layout, after, end)
             if values is not None:
                 sql = statements.keys(self._layout, *values, shard)
-                # to its end, as of `window`: what compares them waits for the broker
+                # to its end, as in `window`: the consumer waits for the broker
                 blocks = self._blocks(sql, _PORTION_ROWS)
                 batches = (keys_batch(self._layout, block, after, end) for block in blocks)
                 yield from spooled(batches, _PORTION_BYTES)
@@ -278,7 +266,7 @@ class EventStore(Source):
                 left_rows -= batch.num_rows
                 left_size -= batch.nbytes
                 read.update(_events_of(batch))  # ordered: the last version of each aggregate
-                if left_rows <= 0 or left_size <= 0:  # leaving it closes the connection
+                if left_rows <= 0 or left_size <= 0:  # breaking closes the connection
                     rest = _unread(some, read, repeats=not self._layout.key_is_unique)
                     break
         table = pa.Table.from_batches(batches, EVENTS)
@@ -328,7 +316,6 @@ def altered_table(layout: Layout) -> StoreError:
 
 
 def _without_moment(last: int, batches: list[pa.RecordBatch]) -> Page:
-    """A page without the rows of its last time, which may have more."""
     kept = []
     for batch in batches:
         times = batch.column("create_time").to_numpy()
@@ -347,12 +334,10 @@ def _events_of(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, int]]:
 def _unread(
     ranges: Sequence[VersionRange], read: Mapping[str, int], *, repeats: bool
 ) -> list[VersionRange]:
-    """What of some ranges may not have been read.
+    """The ranges, or parts, that may be unread.
 
-    Args:
-        read: the last version read of each aggregate; later ones count as unread.
-        repeats: a version may have several rows: the last one read counts as unread, unless it is
-            all that was read.
+    `read` has the last version read of each aggregate. If a version may have several rows
+    (`repeats`), that one counts as unread, unless it is all that was read.
     """
     rest = []
     for r in ranges:

@@ -1,8 +1,8 @@
 """How the event table is read, and what it lacks to be published.
 
-The layout is found once and carried to every task as a plain value. Statements that change a table
-are made for that very table: no unique key over rows that repeat one or that leaves out a column by
-which it is partitioned, no index longer than allowed, no name that is taken.
+The layout is discovered once and passed to every task as a plain value. Suggested ALTER statements
+fit the actual table: no unique key over duplicate rows or without a partitioning column, no index
+that is too long, no name that is taken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from eventpub.sources.mysql.values import UTC, Identity, Zone, zone_of
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 NOW = re.compile(r"current_timestamp|utc_timestamp|sysdate|localtime|\bnow\b")
-"""In the default of a column that the database sets to the time of the statement."""
+"""In a column default: the database sets it to the time of the statement."""
 _PREFIX = 191
 """Characters of a longer text that fit into any index."""
 _OPTIONAL = {("id", "id"), ("metadata", "metadata")}
@@ -53,10 +53,10 @@ class Layout:
         key_index: begins with the identity's columns and `version`, in any order: `key_columns`.
         key_is_unique: the table refuses a second row of one version.
         unit: precision of `create_time`, µs.
-        zone: of the local time that a DATETIME holds; None for a TIMESTAMP.
+        zone: of the local time in a DATETIME; None for a TIMESTAMP.
         slice: a generated column with ``CRC32(aggregate_id) % 1024``.
         id_is_nullable: a column of the identity may hold NULL.
-        skips_nulls: rows without an identity or a version, if any, are passed over.
+        skips_nulls: rows without an identity or a version are passed over.
         times_last: an updated row keeps its `create_time`.
     """
 
@@ -95,11 +95,11 @@ class Layout:
 
     @property
     def read_as(self) -> str:
-        """How `create_time` is read; of the zone SYSTEM the rules may change."""
+        """A fingerprint of how `create_time` is read; the rules of the zone SYSTEM may change."""
         zone = self.zone
         if zone is None:
             return f"UTC/{self.unit}"
-        # of SYSTEM, they may change
+        # SYSTEM's rules may change
         rules = zlib.crc32(repr((zone.changes, zone.offsets)).encode())
         return f"{zone.name}/{rules:08x}/{self.unit}"
 
@@ -114,7 +114,6 @@ class Layout:
     def instants(
         self, local: npt.NDArray[np.int64], after: int | None = None, upto: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """When values of `create_time` were, read in a window; see `Zone.utc`."""
         return self.clock.utc(local, after, upto)
 
     def instant(self, local: int, after: int | None = None, upto: int | None = None) -> int:
@@ -127,12 +126,7 @@ class Layout:
 
 
 def layout_of(config: Store, table: EventTable) -> Layout:
-    """The layout of the configured table.
-
-    Raises:
-        StoreError: store.is_view, store.column_missing, store.column_type, store.index_missing,
-            store.time_zone_unknown.
-    """
+    """The layout of the configured table; StoreError if it cannot be published."""
     roles = roles_of(config, table)
     time_index, key_index = _find_indexes(table, roles)
     names, columns = roles.names, table.columns
@@ -166,7 +160,6 @@ def layout_of(config: Store, table: EventTable) -> Layout:
 
 
 def _number(table: EventTable, named: str | None) -> tuple[str | None, str | None]:
-    """The configured or AUTO_INCREMENT column of ascending numbers, and an index on it."""
     firsts = {index.columns[0]: index.name for index in reversed(table.indexes)}
     numbers = [c for c in table.columns.values() if c.type in INTEGERS and c.name in firsts]
     found = [c.name for c in numbers if c.name == named]
@@ -175,11 +168,6 @@ def _number(table: EventTable, named: str | None) -> tuple[str | None, str | Non
 
 
 def roles_of(config: Store, table: EventTable) -> Roles:
-    """Which columns are configured for what.
-
-    Raises:
-        StoreError: store.is_view, store.column_missing, store.column_type
-    """
     if table.is_view:
         raise is_view(table.name.strip("`"), table.where)
     own = {name.lower(): name for name in table.columns}
@@ -219,13 +207,12 @@ def roles_of(config: Store, table: EventTable) -> Roles:
 
 
 def _find_indexes(table: EventTable, roles: Roles) -> tuple[TableIndex, TableIndex]:
-    """The indexes for windows and for lookups by key."""
     key, create_time, version = roles.key, roles.names["create_time"], roles.names["version"]
     slice_column = table.slice_of(roles.parts)
     by_time = [index for index in table.indexes if index.columns[0] == create_time]
     by_time.sort(key=lambda i: (i.columns[1:2] != (slice_column,), len(i.columns), i.name))
     by_key = [index for index in table.indexes if {*index.columns[: len(key)]} == {*key}]
-    # the more of the identity stands before the version, the less of an index a range reads
+    # the more identity columns precede the version, the less of the index a range reads
     by_key.sort(key=lambda i: (-i.columns.index(version), not i.unique, len(i.columns), i.name))
     for found, wanted in ((by_time, (create_time,)), (by_key, key)):
         if not found:
@@ -240,7 +227,7 @@ def _find_indexes(table: EventTable, roles: Roles) -> tuple[TableIndex, TableInd
 
 
 def suggestion(table: EventTable, roles: Roles) -> str | None:
-    """What gives the table the columns and indexes that it lacks; None if nothing does."""
+    """The statement that adds missing columns and indexes; None if none can."""
     if (wider := identity(table, roles)) != roles.parts:
         return set_identity(wider)
     columns, names, addable = table.columns, {**roles.names}, {*table.framework.add}
@@ -263,9 +250,7 @@ def suggestion(table: EventTable, roles: Roles) -> str | None:
 def additions(table: EventTable, roles: Roles, *, with_slice: bool = False) -> list[str]:
     """The clauses of the ALTER TABLE that makes the table publishable.
 
-    Args:
-        roles: some columns may only be there after the statement.
-        with_slice: add a slice column, too, where the identity is one text column.
+    `roles` may name columns that only the statement adds.
     """
     create_time, key = roles.names["create_time"], roles.key
     wanted, by_time = {*roles.parts, *roles.names.values()}, [create_time]
@@ -315,7 +300,7 @@ def key_index(table: EventTable, key: Sequence[str]) -> tuple[str, str]:
 
 
 def identity(table: EventTable, roles: Roles) -> tuple[str, ...]:
-    """The columns of the identity, widened where rows of one id and version belong to several."""
+    """The identity's columns, extended where rows with one id and version belong to several."""
     parts, key = roles.parts, roles.key
     others = beside(table, key)
     if others and all(table.columns[name].is_one_of(OF_KEY) for name in others):
@@ -345,8 +330,9 @@ def set_identity(parts: Sequence[str]) -> str:
 
 
 def not_null(table: EventTable, columns: Sequence[str]) -> str:
-    """The statement after which columns refuse NULL, and are what they were otherwise; but a time
-    is set by the database, and only once, where a writer does not."""
+    """The statement that makes columns NOT NULL and changes nothing else, except that the database
+    sets a time once, on insert, where no writer does.
+    """
     changes = []
     for column in (table.columns[name] for name in columns):
         body, default = column.full_type, ""

@@ -1,4 +1,4 @@
-"""`migrate`: creates the event table or adds what it lacks, by Alembic.
+"""`migrate`: creates the event table or adds what it lacks, with Alembic.
 
 Alembic's table is `eventpub_alembic_version`: the application may have one of its own.
 """
@@ -37,11 +37,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 def would_execute(config: Store) -> list[str]:
-    """What `migrate` would execute; without a database, the statement that creates the table.
-
-    Raises:
-        StoreError: the database refused a query, or the table holds something else.
-    """
+    """The statements `migrate` would execute; CREATE TABLE if the database is unreachable."""
     try:
         connection = connect(config)
     except StoreError as error:
@@ -56,16 +52,10 @@ def would_execute(config: Store) -> list[str]:
 def migrate(
     config: Store, before_altering: Callable[[list[str]], None] = lambda _: None
 ) -> list[str]:
-    """Creates the event table, or adds what an existing one lacks.
+    """Create the event table, or add what it lacks; returns the executed statements.
 
     Args:
         before_altering: called with the statements before an existing table is altered; may raise.
-
-    Returns:
-        The statements that were executed, each ending in a semicolon.
-
-    Raises:
-        StoreError: the database refused, or the table holds something else.
     """
     where, connection = _where(config), connect(config)
     # copying a table sends nothing for long; TCP keep-alive notices a lost server
@@ -113,11 +103,6 @@ def _where(config: Store) -> str:
 
 
 def missing(config: Store, connection: Connection) -> list[str]:
-    """The statements that create the event table, or add what it lacks.
-
-    Raises:
-        StoreError: store.column_missing, store.column_type
-    """
     try:
         table = read_table(config, connection)
     except StoreError as error:
@@ -125,7 +110,7 @@ def missing(config: Store, connection: Connection) -> list[str]:
             raise
         return [create_table(config, mariadb=is_mariadb(connection))]
     added = additions(table, roles_of(config, table), with_slice=True)
-    # one statement, since each new stored column copies the table
+    # one statement: each stored column added alone would copy the table
     return [table.alter(added) + ";"] if added else []
 
 

@@ -1,5 +1,5 @@
-"""The open transactions: what a poll asks the server, what one answer shows, and what several say
-together. Pure: times and rows are arguments.
+"""Open transactions: the query of a poll, its result, and the state over several polls. Pure:
+times and rows are arguments.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _FIRST_PSEUDO_ID = 1 << 48  # MySQL's ids of transactions that have not written;
 
 @dataclass(frozen=True)
 class Transaction:
-    """One that has written or runs a statement that may.
+    """A transaction that has written or runs a statement that may write.
 
     Attributes:
         id: InnoDB's; a pseudo id until it has written.
-        thread: of its connection; 0 for one without (prepared XA).
+        thread: of its connection; 0 without one (prepared XA).
         started: µs, rounded down to a second; no later than its running statement.
         modified: rows written, deleted or rolled back so far.
-        is_waiting: its statement waits for a lock, and InnoDB knows nothing of it yet.
+        is_waiting: its statement waits for a lock that InnoDB does not know of yet.
         statement: start of its statement, µs; None: none, or a young one.
         before: µs; at this time it had neither written nor run a statement.
-        since: µs; nothing that it hides was created at or before.
+        since: µs; it hides nothing created at or before.
         first_seen: µs.
-        wrote_before: µs; nothing that it had written when last seen is newer.
+        wrote_before: µs; rows that it had written when last seen are no newer.
         shown: µs; its start as InnoDB last showed it.
         timed_out: open for longer than `max_wait`, and no longer waited for.
         is_ahead: it seems to begin in the future, since the clock was set back.
@@ -55,7 +55,7 @@ class Transaction:
         return 0 < self.id < _FIRST_PSEUDO_ID
 
     def may_be(self, other: Transaction) -> bool:
-        """Whether it may be the same as `other`, of the same thread, seen earlier."""
+        """Whether it may be `other`, seen earlier on the same thread."""
         if other.has_id:
             return self.id == other.id
         if other.is_waiting:
@@ -64,15 +64,15 @@ class Transaction:
 
 
 class OpenTransactions:
-    """What several polls say together.
+    """The state over several polls.
 
     Args:
         max_wait: how long a transaction is waited for, µs.
-        hidden_since: that of a former reader, µs.
+        hidden_since: that of the previous reader, µs.
 
     Attributes:
-        polled_at: the time of the last poll, µs.
-        timed_out: how many transactions were open for longer than `max_wait`.
+        polled_at: database time of the last poll, µs.
+        timed_out: number of transactions open for longer than `max_wait`.
     """
 
     def __init__(self, max_wait: int, hidden_since: int | None = None) -> None:
@@ -86,12 +86,8 @@ class OpenTransactions:
         self._steady_since = 0
 
     def seen(self, at: int, transactions: Iterable[Transaction], reached: int = 0) -> None:
-        """Takes over a poll.
-
-        Args:
-            at: its database time, µs.
-            transactions: that were open.
-            reached: up to where the reader had read before it, µs.
+        """Apply a poll: its database time and open transactions, and up to where the reader had
+        read before it, µs.
         """
         if went_back := self.polled_at is not None and at < self.polled_at:
             self._clock_went_back(at)
@@ -119,14 +115,14 @@ class OpenTransactions:
             self._first_poll = self._steady_since = at
             since = self._hidden_since
             if since is not None and since < reached:
-                # transactions of the former reader's last poll that have ended since
+                # transactions of the previous reader's last poll that have ended since
                 self._ended.append((since, reached))
         for t in before.values():
             self._end(t, reached)
         self._open, self.polled_at = after, at
 
     def _clock_went_back(self, at: int) -> None:
-        """What was written since may be older than all polls before it."""
+        """Rows written since may be older than all earlier polls."""
         self.polled_at, self._steady_since = at - SECOND, at
         self._open = {
             key: replace(
@@ -154,20 +150,20 @@ class OpenTransactions:
         )
 
     def _begins(self, found: Transaction, at: int, *, went_back: bool) -> Transaction:
-        """A transaction not seen before: its first statement began after the last poll."""
+        """A new transaction: its first statement began after the last poll."""
         started = found.started if found.statement is None else min(found.started, found.statement)
         if self.polled_at is None:
             before = started
             since = before if self._hidden_since is None else min(before, self._hidden_since)
             if not found.thread:
-                # prepared (XA), and perhaps before the server started: after that it says that the
-                # transaction began when it was recovered
+                # prepared (XA), perhaps before a restart of the server, which shows the recovery
+                # as its start
                 since = started = _EVER
         else:
             before = min(self.polled_at, started) if went_back else self.polled_at
             if found.statement is not None:
                 before = found.statement if found.is_waiting else min(before, found.statement)
-            # in a pause between polls the clock may have gone back and ahead again
+            # between polls the clock may have gone back and forth
             since = before if at - self.polled_at <= SECOND else min(before, started)
         return replace(
             found,
@@ -180,7 +176,7 @@ class OpenTransactions:
         )
 
     def _end(self, t: Transaction, reached: int) -> None:
-        """Report what the reader may have read past: it did not wait, or could not see."""
+        """Record what the reader may have passed: it did not wait, or could not see."""
         first, last = self._first_poll, self.polled_at or 0
         if t.timed_out or t.since < reached or (first is not None and t.before < first):
             is_known = t.first_seen > self._steady_since and not t.is_ahead and reached <= last
@@ -188,21 +184,21 @@ class OpenTransactions:
             self._ended.append((t.since, upto))
 
     def take_ended(self) -> list[tuple[int, int]]:
-        """``(after, upto]``, µs, in which ended transactions may have written rows that the reader
-        has passed. Each is reported once.
+        """Ranges ``(after, upto]``, µs, already read, in which ended transactions may have written.
+        Each is reported once.
         """
         ended, self._ended = self._ended, []
         return ended
 
     @property
     def upto(self) -> int | None:
-        """Everything created at or before is visible, but for what has timed out; µs."""
+        """Everything created at or before, µs, is visible, except of timed-out transactions."""
         waited_for = [t.before for t in self._open.values() if not t.timed_out]
         return min(waited_for, default=self.polled_at)
 
     @property
     def has_open(self) -> bool:
-        """Whether one is open, or was at the end of a former reader."""
+        """Whether one is open, or was when the previous reader ended."""
         return bool(self._open) or (self.polled_at is None and self._hidden_since is not None)
 
     @property
@@ -212,7 +208,7 @@ class OpenTransactions:
 
     @property
     def hidden_since(self) -> int | None:
-        """Nothing that they hide was created at or before, µs; None: they hide nothing."""
+        """They hide nothing created at or before, µs; None: they hide nothing."""
         if self.polled_at is None:
             return self._hidden_since
         return min((t.since for t in self._open.values()), default=None)
@@ -221,7 +217,7 @@ class OpenTransactions:
 _DST = 3600
 """Seconds by which clocks go back."""
 _SHOWS = 2
-"""Whole seconds of a statement's age from which it counts without waiting for a lock."""
+"""From this age in whole seconds, a statement counts even if it waits for no lock."""
 _QUERY_LENGTH = 1000
 _NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 _AT = "UNIX_TIMESTAMP(trx_started)"
@@ -260,7 +256,7 @@ def _verb(statement: str) -> str:
 
 
 def only_reads(statement: str) -> bool:
-    """Whether a statement surely writes nothing (a function that it calls might)."""
+    """Whether a statement surely writes nothing itself (a function that it calls might)."""
     verb = _verb(statement)
     if _AROUND.match(statement):
         return verb in {"select", "with"} and not {"(", ";"} & {*statement}
@@ -274,17 +270,17 @@ def only_reads(statement: str) -> bool:
 def began(
     own: tuple[int, int], between: tuple[int, int], other: tuple[int, int]
 ) -> tuple[int, bool]:
-    """When a transaction began, µs, rounded down to a second; and whether that is later than now.
+    """When a transaction began, µs, rounded down to a second; and whether that is in the future.
 
     Args:
         own: `trx_started` of our own, young transaction, in the usual and the earliest reading.
         between: two times, µs, between which our own began.
-        other: as `own`, of the transaction in question.
+        other: like `own`, for the transaction in question.
     """
     first, last = between[0] // SECOND, between[1] // SECOND
     if any(first <= seconds <= last for seconds in own):
         found, is_ahead = other[1], other[1] > last
-    else:  # these are not the system's zone; only the age says something
+    else:  # not in the system's zone; only the age is known
         age = own[0] - other[0]
         found, is_ahead = first - (age if age >= 0 else age + _DST), False
     return min(found * SECOND, between[0]), is_ahead
@@ -293,13 +289,12 @@ def began(
 def found_in(
     now: int, processes: Sequence[Any], own: Sequence[Any], rows: Sequence[Any]
 ) -> list[Transaction]:
-    """The transactions of one poll that have written or may write."""
     statements: dict[int, int] = {}
     running: dict[int, int] = {}
     for _, thread, age, waits, text in processes:
         if text is None:
             continue
-        # MySQL's ages are whole seconds: the difference of two times, both rounded down
+        # MySQL's ages are the difference of two times, both rounded down to seconds
         since = (now if int(age) % SECOND else now // SECOND * SECOND) - int(age)
         # a session that has SET its own timestamp shows any age
         running[int(thread)] = since = min(max(since, now - DAY), now)
@@ -315,7 +310,7 @@ def found_in(
         reads = not query or (not int(locks) and only_reads(query))
         if reads and not int(modified) and statement is None:
             continue
-        if statement is None and int(modified):  # by a function that it calls, say, just now
+        if statement is None and int(modified):  # just now, or by a function that it calls
             statement = running.get(int(thread))
         times = (int(own[3]), int(own[4])), (now, int(own[0])), (int(local), int(earliest))
         started, is_ahead = began(*times)
@@ -330,7 +325,7 @@ def found_in(
                 is_ahead=is_ahead,
             )
         )
-    # what InnoDB does not know of, yet
+    # not known to InnoDB yet
     return found + [
         Transaction(0, thread, since, 0, is_running=True, is_waiting=True, statement=since)
         for thread, since in statements.items()

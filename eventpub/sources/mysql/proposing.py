@@ -1,6 +1,6 @@
-"""Which tables of a database may be event tables, and which column has which role.
+"""Proposes which tables may be event tables, and the role of each column, for a person to check.
 
-A proposal for a person to check, from names, types, unique keys, known frameworks, and a few rows.
+Uses names, types, unique keys, known frameworks, and a few rows.
 """
 
 # ruff: noqa: S608 (nothing in here comes from outside but through `listed`)
@@ -57,7 +57,7 @@ _TYPES: dict[str, set[str]] = {
     "event_type": TEXT,
     "id": INTEGERS,
 }
-"""By role; the surest first, since a column taken by one role is not left for the next."""
+"""By role; the surest first, since each column is assigned to the first role that it fits."""
 _LARGE = {"json", "mediumtext", "longtext", "text", "mediumblob", "longblob", "blob"}
 _NUMBERS_ROWS = "numbers the rows of the table, not the events of an aggregate"
 _REQUIRED = ("aggregate_id", "version", "event_type", "payload", "create_time")
@@ -65,13 +65,7 @@ _REQUIRED = ("aggregate_id", "version", "event_type", "payload", "create_time")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A table that may be an event table.
-
-    Attributes:
-        columns: by role; `id` and `metadata` only where it has any.
-        score: the higher, the likelier.
-        statements: to be executed first.
-    """
+    """A table that may be an event table; `statements` are to be executed first."""
 
     table: str
     columns: Mapping[str, str | tuple[str, ...]]
@@ -85,21 +79,13 @@ class Candidate:
 
     @property
     def left_out(self) -> list[str]:
-        """Columns that are not published."""
         used = {name for of in self.columns.values() for name in _several(of)}
         return sorted(self.names - used)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What was found in a database.
-
-    Attributes:
-        candidates: the likeliest first.
-        lacking: by name of each other table, the roles for which it has no column.
-        refused: by name of a table that looks like one, why it cannot be published.
-        views: names of views that look like one.
-    """
+    """The tables of a database; `lacking` and `refused` say why the others are no candidates."""
 
     database: str
     is_mariadb: bool
@@ -111,12 +97,7 @@ class Proposal:
 
 @dataclass
 class Guess(Roles):
-    """Which column has which role; "" stands for none.
-
-    Attributes:
-        given: roles whose columns the operator has named.
-        by_key: whether an index shows the identity and the version.
-    """
+    """The column of each role, or ""; `by_key`: an index shows the identity and the version."""
 
     given: Collection[str]
     by_key: bool = False
@@ -130,15 +111,7 @@ class Guess(Roles):
 def propose(
     config: Store, table: str | None = None, columns: Mapping[str, Any] | None = None
 ) -> Proposal:
-    """What the tables of the database may be.
-
-    Args:
-        table: only this one.
-        columns: names of columns, by role, that the operator has given.
-
-    Raises:
-        StoreError: store.unreachable, store.auth_failed, store.table_missing, ….
-    """
+    """Examine the tables of the database, or only `table`; `columns` are named by the operator."""
     with closing(connect_for_reading(config)) as connection, mapped(display_name(config)):
         database = str(run(connection, "SELECT DATABASE()")[0][0])
         found = Proposal(database, is_mariadb(connection), [], {}, {}, [])
@@ -153,8 +126,8 @@ def propose(
             except StoreError:
                 if table:
                     raise
-                # one that this account may not read
-        # tables come by name, and `sort` keeps that order among equals
+                # not readable by this account
+        # stable sort: equals stay in the order of their names
         found.candidates.sort(key=lambda candidate: candidate.score, reverse=True)
         return found
 
@@ -244,11 +217,10 @@ def _may_be(column: Column, role: str) -> bool:
 def _best(
     role: str, columns: Mapping[str, Column], indexed: set[str], *, is_sure: bool
 ) -> str | None:
-    """The column that fits best: by its name, or as the only one of its type."""
     fitting = [c for c in columns.values() if _may_be(c, role)]
     named = [c for c in fitting if rank(role, c.name) or (role == "id" and c.counts_rows)]
     if named:
-        # a number of all rows is an id, not a version
+        # a unique number per row is an id, not a version
         named.sort(key=lambda c: (rank(role, c.name), c.name in indexed), reverse=True)
         return max(named, key=lambda c: c.counts_rows == (role == "id")).name
     if role == "create_time":
@@ -261,7 +233,6 @@ def _best(
 
 
 def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] | None:
-    """Identity and version of the best named index, and whether that is sure."""
     found, columns = [], table.columns
     for index in table.indexes:
         for version in index.columns:
@@ -275,7 +246,7 @@ def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] |
             named = rank("version", version), max(rank("aggregate_id", name) for name in parts)
             is_pair = len(parts) == 1 and columns[parts[0]].type in TEXT | {"varbinary"}
             is_clear = all(named) or (is_pair and index.unique)
-            # the columns before a version that comes last are the identity, whatever their names
+            # the columns before a trailing version are the identity, whatever their names
             is_last = index.unique and version == index.columns[-1] and named[0] and not named[1]
             if (is_clear or is_last) and all(_fits_key(columns[n], bool(is_last)) for n in parts):
                 fit = index.unique, all(named), sum(named), -len(parts)
@@ -329,7 +300,6 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
 
 
 def _is_metadata(table: EventTable, column: str) -> bool:
-    """Whether the values are JSON objects."""
     name = listed([column])
     sql = f"SELECT {name} FROM {table.name} WHERE {name} IS NOT NULL LIMIT {_FEW}"
     rows = run(table.connection, sql)

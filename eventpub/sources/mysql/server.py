@@ -1,11 +1,11 @@
-"""Which server answers, and whether it may be read: its identity and its role.
+"""The identity and role of the server, and whether it may be read.
 
-A replica must not be read: rows turn up below the reader's position, however late. So every new
-connection and every poll asks whether the server is writable, and for its identity; of one not met
-within the last minute, also whether it replicates from another one.
+A replica must not be read: rows appear below the reader's position, however late. Every new
+connection and every poll asks for the server's identity and whether it is writable; if it was not
+met within the last minute, also whether it replicates from another.
 
 Where several servers take writes (Galera, multi-primary groups, circular replication) each is a
-replica of the others. That all writers use one of them only the operator can know.
+replica of the others. Only the operator can know that all writers use one of them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class Server:
 
     Attributes:
         read_only: ordinary accounts cannot write to it.
-        source: the server it replicates from, as far as visible.
-        source_is_visible: whether the account may see `source`.
+        source: the server it replicates from, if the account may see that (`source_is_visible`).
         cluster: the multi-primary cluster it is a member of.
     """
 
@@ -67,16 +66,11 @@ class Server:
     cluster: str | None = None
 
     def is_replica(self, config: Store) -> bool:
-        """Whether rows may appear on it long after they were created."""
+        """Whether rows may appear on it long after their creation."""
         takes_some = self.source is not None or self.cluster is not None
         return self.read_only or (takes_some and not config.takes_all_writes)
 
     def require_primary(self, config: Store, *, retriable: bool = False) -> None:
-        """Refuses a replica, unless the configuration allows one.
-
-        Raises:
-            StoreError: store.replica, store.multi_primary
-        """
         if config.allow_replica or not self.is_replica(config):
             return
         where = f"store.url = {display_name(config)}"
@@ -114,7 +108,7 @@ class Server:
 
 
 def columns(connection: Connection) -> str:
-    """What to SELECT: two flags, whether it is read only, and its identity."""
+    """The columns to SELECT: two flags, whether it is read only, and its identity."""
     if is_mariadb(connection):
         return f"{_READ_ONLY}, CONCAT_WS('/', @@GLOBAL.server_id, @@hostname, @@port)"
     return f"{_READ_ONLY}, @@server_uuid"
@@ -125,7 +119,6 @@ def _is_read_only(flags: Iterable[object]) -> bool:
 
 
 def examine(config: Store, connection: Connection) -> Server:
-    """Everything that this account may see of the server's role."""
     with mapped(display_name(config)):
         *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
         source, is_visible = _source(connection)
@@ -134,7 +127,7 @@ def examine(config: Store, connection: Connection) -> Server:
 
 
 def cluster_of(variables: Mapping[str, str]) -> str | None:
-    """The cluster of which several servers take writes, in words; None if there is none."""
+    """A description of the cluster if several of its servers take writes, or None."""
     known = {name.lower(): str(value) for name, value in variables.items()}
     replicates = known.get("wsrep_provider", "none").lower() not in {"", "none"}
     if known.get("wsrep_on") in _ON and replicates:
@@ -146,14 +139,13 @@ def cluster_of(variables: Mapping[str, str]) -> str | None:
 
 
 _primaries: dict[tuple[str, str], float] = {}
-"""When servers were last found to be primaries, by place and identity."""
 
 _EXAMINED_EVERY = 60.0
 """Seconds; a demoted primary may still take writes."""
 
 
 def require_primary(config: Store, connection: Connection) -> str:
-    """The identity of the connection's server, if it may be read; else as `require_role`."""
+    """The server's identity; raises like `require_role`."""
     with mapped(display_name(config)):
         *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
     require_role(config, connection, flags, str(identity))
@@ -161,10 +153,10 @@ def require_primary(config: Store, connection: Connection) -> str:
 
 
 def require_role(config: Store, connection: Connection, flags: list[object], identity: str) -> None:
-    """Refuses a server that may not be read, after `columns` were read.
+    """Refuse a server that must not be read; retriable, as the address may move.
 
     Raises:
-        StoreError: store.replica, store.multi_primary; retriable, as the address may move.
+        StoreError: store.replica, store.multi_primary
     """
     if config.allow_replica:
         return
@@ -179,7 +171,6 @@ def require_role(config: Store, connection: Connection, flags: list[object], ide
 
 
 def _source(connection: Connection) -> tuple[str | None, bool]:
-    """The server it replicates from, and whether this account may see that."""
     word = "ALL SLAVES" if is_mariadb(connection) else "REPLICA"
     try:
         rows = run_named(connection, f"SHOW {word} STATUS")
@@ -208,19 +199,14 @@ def _runs_replication(connection: Connection) -> bool:
 
 
 ASKED_AFTER = 5.0
-"""Seconds of idleness after which a connection is pinged before use."""
+"""Idle seconds after which a connection is pinged before use."""
 
 KEPT_FOR = 30.0
 """Seconds after which a connection is replaced: its address may have moved."""
 
 
 class Pool:
-    """Connections to a server that may be read.
-
-    Args:
-        where: for messages.
-        prepare: called with each new connection and its server's identity.
-    """
+    """Connections to a server that may be read; `prepare` gets each new one and its server's id."""
 
     def __init__(
         self,
@@ -235,11 +221,7 @@ class Pool:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """An exclusive connection; after an error it is closed.
-
-        Raises:
-            StoreError: the database's, or as of `require_primary`.
-        """
+        """An exclusive connection, closed after an error."""
         idle = self._take_idle()
         connection, made = idle or (connect_for_reading(self._config), monotonic())
         finished = False
@@ -261,7 +243,7 @@ class Pool:
 
     def _take_idle(self) -> tuple[Connection, float] | None:
         while True:
-            try:  # not asked before whether there is one: another thread may take the last
+            try:  # no check first: another thread may take the last one
                 connection, made, used = self._idle.pop()
             except IndexError:
                 return None

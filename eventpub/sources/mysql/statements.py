@@ -1,7 +1,7 @@
-"""The SELECTs that read events, as text, and their rows, as Arrow.
+"""The SELECTs that read events, and their rows as Arrow.
 
-Each names the index to use: the optimizer would turn a page of a table far behind into a table scan
-and a sort. Values are numbers, times made here, or hexadecimal strings; names come quoted from the
+Each names its index: for a page of a table far behind, the optimizer would choose a table scan and
+a sort. Values are numbers, times made here, or hexadecimal strings; names come quoted from the
 layout.
 """
 
@@ -38,7 +38,7 @@ _NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 NOW = f"SELECT {_NOW}"
 
 _FEW = 10
-"""Versions of a range that are listed one by one."""
+"""Most versions of a range that are listed individually."""
 
 
 def _select(
@@ -50,7 +50,6 @@ def _select(
 
 
 def columns(layout: Layout) -> str:
-    """What every SELECT of events selects, in the order of `EVENTS`."""
     names = layout.version, layout.event_type, layout.payload, layout.metadata or "NULL"
     return ", ".join([layout.identity.selected, *names, layout.create_time])
 
@@ -72,7 +71,6 @@ def _key(layout: Layout) -> str:
 
 
 def counts(layout: Layout, ranges: Sequence[tuple[int, tuple[int, int]]]) -> str:
-    """How many rows each of some numbered ranges has."""
     return " UNION ALL ".join(
         _select(
             f"{number}, COUNT(*)",
@@ -101,10 +99,9 @@ def now_and_newest_time(layout: Layout) -> str:
 
 
 def newest(layout: Layout, above: int | None, last: int | None, most: int) -> str:
-    """Id and `create_time` of the rows with the highest ids, or the lowest of those above one.
+    """Id and `create_time` of the rows with the highest ids, or the lowest above one.
 
-    Args:
-        last: the local `create_time` is the id, of rows up to this one; None: there is an id.
+    With `last`, the local `create_time` serves as the id, of rows up to this one.
     """
     time, number, rows = layout.create_time, layout.id, layout.by_id
     condition = "" if above is None else f"{number} > {above:d}"
@@ -118,7 +115,7 @@ def newest(layout: Layout, above: int | None, last: int | None, most: int) -> st
 
 
 def without_time(layout: Layout, most: int) -> str:
-    """How many rows are never read, at most `most`: with no time, a zero date, or before 1970."""
+    """Number of unreadable rows, up to `most`: with no time, a zero date, or before 1970."""
     nothing = f"{layout.create_time} < '1970-01-01 00:00:01' OR {layout.create_time} IS NULL"
     return f"SELECT COUNT(*) FROM ({_select('1', layout.by_time, nothing, most=most)}) AS t"
 
@@ -139,7 +136,6 @@ def _with_identity(layout: Layout) -> str:
 
 
 def waiting(layout: Layout, first: int, last: int, most: int) -> str:
-    """The oldest `create_time` of a range and its number of rows, counted up to `most`."""
     what, condition = f"{layout.create_time} AS t", between(layout, first, last)
     rows = _select(what, layout.by_time, condition, layout.create_time, most)
     return f"SELECT MIN(t), COUNT(*) FROM ({rows}) AS waiting"
@@ -159,7 +155,7 @@ def between(layout: Layout, first: int, last: int) -> str:
 
 
 def in_shard(layout: Layout, shard: Shard | None) -> str:
-    """The condition that a row is the shard's, from the slice column where that can tell."""
+    """The condition for the shard's rows, using the slice column where possible."""
     if shard is None or shard.shards == 1:
         return ""
     if layout.slice and SLICES % shard.partitions == 0:
@@ -174,9 +170,8 @@ def in_shard(layout: Layout, shard: Shard | None) -> str:
 
 
 def versions_by_key(layout: Layout, ranges: Sequence[VersionRange]) -> str:
-    """All rows of some ranges, each aggregate's in the order of its versions."""
     condition = " OR ".join(f"({_in_range(layout, r)})" for r in ranges)
-    # in the order of the index, so that nothing is sorted and the first row comes at once
+    # in index order, so that nothing is sorted and the first row comes at once
     return _select(columns(layout), layout.by_key, condition, ", ".join(layout.key_columns))
 
 
@@ -214,7 +209,7 @@ def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int
 def _in_range(layout: Layout, r: VersionRange) -> str:
     versions = f"BETWEEN {r.first:d} AND {r.last:d}"
     if layout.key_columns[-1] != layout.version and r.last - r.first < _FEW:
-        # an index uses the columns behind the version only with IN
+        # an index uses the columns after the version only with IN
         versions = f"IN ({', '.join(str(v) for v in range(r.first, r.last + 1)) or 'NULL'})"
     return f"{layout.identity.equals(r.aggregate_id)} AND {layout.version} {versions}"
 
@@ -237,7 +232,7 @@ def keys_batch(
 
 
 def spooled(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """The same batches once all have come, on disk (in `TMPDIR`) above `most` bytes."""
+    """The same batches once all have arrived; above `most` bytes on disk (in `TMPDIR`)."""
     with SpooledTemporaryFile(most) as file:
         writer: Any = None
         for batch in batches:
@@ -253,11 +248,7 @@ def spooled(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordB
 def record_batch(
     layout: Layout, columns: Columns, after: int | None, upto: int | None
 ) -> pa.RecordBatch:
-    """A block of rows of a window as Arrow, schema `EVENTS`.
-
-    Raises:
-        StoreError: store.row_invalid, naming the row
-    """
+    """A block of rows as Arrow, schema `EVENTS`; raises store.row_invalid, naming the row."""
     ids, versions, types, payloads, metadata, times = columns
     try:
         for required in (ids, versions, times):
@@ -301,13 +292,12 @@ def micros(time: datetime) -> int:
 
 
 def local_times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
-    """Local µs of times as the server writes them."""
     micros = column.cast(pa.string()).cast(pa.timestamp("us")).cast(pa.int64())
     return np.asarray(micros.to_numpy(zero_copy_only=False), np.int64)
 
 
 def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Text of a column that may hold bytes; what is not UTF-8 is replaced."""
+    """Text of a column that may hold bytes; invalid UTF-8 is replaced."""
     try:
         text: pa.Array[Any] = column.cast(pa.string())
         return text
@@ -319,7 +309,6 @@ def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
-    """The error of the first row that cannot be an event."""
     for aggregate_id, version, _, _, _, time in zip(
         *(column.to_pylist() for column in columns), strict=True
     ):

@@ -1,4 +1,4 @@
-"""What the catalogue says of a table: its columns, its indexes, and what limits both."""
+"""A table's columns, indexes and their limits, from the catalogue."""
 
 # ruff: noqa: S608 (names and values come through `quote` and `literal`)
 
@@ -33,7 +33,6 @@ TIMES = {"timestamp", "datetime"}
 SLICES = 1024
 
 SAMPLE = 5_000
-"""Rows by which versions are judged."""
 _MANY = 100_000
 
 _NAMES = tomllib.loads(files(__package__).joinpath("frameworks.toml").read_text("utf-8"))
@@ -41,7 +40,6 @@ BESIDE_ID: list[str] = _NAMES["beside_id"]
 
 
 def quote(name: str) -> str:
-    """A name as an SQL identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -55,8 +53,6 @@ def free_name(name: str, taken: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class TableIndex:
-    """A usable index; a prefix of a column counts as the column."""
-
     name: str
     columns: tuple[str, ...]
     unique: bool
@@ -94,25 +90,19 @@ class Column:
 
 @dataclass
 class Roles:
-    """Which column has which role.
-
-    Attributes:
-        parts: the columns of the identity.
-        names: the other columns by role; `id` and `metadata` only where there are any.
-    """
+    """The column of each role; `parts` are the columns of the identity."""
 
     parts: tuple[str, ...]
     names: dict[str, str]
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of the identity, and the version."""
         return (*self.parts, self.names["version"])
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A known kind of table, from `frameworks.toml`; unknown without a name."""
+    """A known kind of table, from `frameworks.toml`; unknown if it has no name."""
 
     name: str = ""
     has: list[str] = field(default_factory=list)
@@ -130,14 +120,7 @@ FRAMEWORKS = [Framework(**entry) for entry in _NAMES["framework"]]
 
 @dataclass(frozen=True)
 class EventTable:
-    """A table as it is.
-
-    Attributes:
-        name: quoted.
-        indexes: B-trees that the optimizer may use.
-        longest_key: most bytes of an index.
-        partitioned_by: columns in the partitioning expressions.
-    """
+    """A table; `indexes` are B-trees that the optimizer may use, `longest_key` is in bytes."""
 
     connection: Connection
     name: str
@@ -159,10 +142,10 @@ class EventTable:
         return Identity(tuple(self.columns[name].as_id for name in parts))
 
     def slice_of(self, parts: Sequence[str]) -> str | None:
-        """The stored generated column ``CRC32(key) % 1024`` of a key of one text column."""
+        """The stored generated column ``CRC32(key) % 1024`` for a key of one text column."""
 
         def bare(expression: str) -> str:
-            """What is left when the server has written the expression in its own way."""
+            """Strip what the server adds when it rewrites an expression."""
             return re.sub(r"[\s()`\\]", "", re.sub(r"(?i)\smod\s", "%", expression)).lower()
 
         identity = self.identity(parts)
@@ -184,7 +167,6 @@ class EventTable:
         return self.columns[name].octets if name in self.columns else 0
 
     def repeated(self, key: Sequence[str]) -> str:
-        """A key that several of the first rows have, as text; "" if none."""
         if not {*key} <= {*self.columns}:
             return ""
         found = run(
@@ -198,13 +180,12 @@ class EventTable:
 
 
 class Versions:
-    """Figures of rows of the identity's columns and, last, the version.
+    """Statistics of rows of the identity's columns and, last, the version.
 
     Attributes:
-        lowest: of each aggregate.
         with_several: aggregates with several versions.
         with_holes: of these, those with gaps.
-        count_all_rows: whether versions number the rows of the table, not those of an aggregate.
+        count_all_rows: versions number the rows of the table, not those of an aggregate.
     """
 
     def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
@@ -222,24 +203,22 @@ class Versions:
         self.with_holes = sum(max(v) - min(v) + 1 != len(v) for v in several)
         are_distinct = len(every) == sum(map(len, found.values()))
         begin_later = sum(version > min(every) for version in self.lowest)
-        # of two alone it is sure if none is left out between all of them
+        # two aggregates are proof only if no number is missing between all of them
         is_sure = len(found) > 2 or (len(found) == 2 and max(every) - min(every) < len(every))
         self.count_all_rows = is_sure and are_distinct and begin_later == len(found) - 1
 
 
 def plain(name: str) -> str:
-    """A name as it is compared."""
     return name.lower().replace("_", "").replace("-", "")
 
 
 def rank(role: str, name: str) -> int:
-    """How well a name fits a role; 0 if not at all."""
     known, name = _NAMES["names"][role], plain(name)
     return len(known) - known.index(name) if name in known else 0
 
 
 def holds_no_events(table: str) -> bool:
-    """Whether a table of this name is another one of a framework."""
+    """Whether a framework uses this table name for something else."""
     return any(part in plain(table) for part in _NAMES["other_tables"])
 
 
@@ -254,11 +233,7 @@ def is_view(name: str, where: str) -> StoreError:
 
 
 def read_table(config: Store, connection: Connection) -> EventTable:
-    """Reads the facts of the configured table.
-
-    Raises:
-        StoreError: store.table_missing, store.privilege_missing
-    """
+    """Read the table from the catalogue; raises store.table_missing or store.privilege_missing."""
     where = f"{display_name(config)}, table {config.table}"
     this = f"table_schema = DATABASE() AND table_name = {literal(config.table)}"
     with mapped(where):
@@ -310,7 +285,7 @@ def _indexes(connection: Connection, table: str) -> list[TableIndex]:
     for row in run_named(connection, f"SHOW INDEX FROM {quote(table)}"):
         is_hidden = row.get("visible", "YES") == "NO" or row.get("ignored", "NO") == "YES"
         if row["index_type"] == "BTREE" and not is_hidden:
-            # an expression has no name, and is no column of ours
+            # an expression has no column name
             columns.setdefault(row["key_name"], []).append(row["column_name"] or "")
             unique[row["key_name"]] = not int(row["non_unique"])
     return [TableIndex(name, tuple(of), unique[name]) for name, of in columns.items()]

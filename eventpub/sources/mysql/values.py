@@ -1,11 +1,11 @@
-"""How values of the identity's columns and of `create_time` are read and compared.
+"""How the identity's columns and `create_time` are read and compared.
 
-One column of the identity is the key as it is. Several are joined by ``|``, after ``%`` was written
-as ``%25`` and ``|`` as ``%7C`` in each. The database joins them; `split` is the way back, so that
-lookups compare the columns themselves and use their index.
+A single identity column is the key itself. Several are joined by ``|`` after escaping ``%`` as
+``%25`` and ``|`` as ``%7C``. The database joins them; `split` reverses it, so that lookups compare
+the columns themselves and use their index.
 
-A DATETIME holds local time. Instants are µs since 1970, UTC or (where named so) of the local clock.
-A local time in an hour that clocks repeat is given the UTC instant in the window it was read in.
+A DATETIME holds local time. Instants are µs since 1970, UTC, or of the local clock where named so.
+A local time in an hour that clocks repeat gets the UTC instant in the window it was read in.
 """
 
 from __future__ import annotations
@@ -33,23 +33,19 @@ _UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}|1[0-9]{19}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DASHES = (21, 17, 13, 9)
-"""Where dashes go into a UUID's hexadecimal digits, from the right."""
 NOTHING = "FALSE"
 
 
 def literal(text: str) -> str:
-    """Text as an SQL string of utf8mb4, in hexadecimal, whatever the quoting rules."""
+    """Text as an SQL string of utf8mb4, in hexadecimal, independent of quoting rules."""
     return f"_utf8mb4 X'{text.encode().hex()}'"
 
 
 @dataclass(frozen=True)
 class IdPart:
-    """One column of the identity.
+    """One column of the identity; `name` is quoted, `charset` and `collation` may be ``binary``.
 
-    Args:
-        name: quoted.
-        kind: "bytes" are UTF-8; "uuid" is BINARY(16), read as text; "native_uuid" is MariaDB's.
-        charset, collation: ``binary`` where it has none.
+    `kind`: "bytes" are UTF-8; "uuid" is BINARY(16), read as text; "native_uuid" is MariaDB's.
     """
 
     name: str
@@ -59,12 +55,11 @@ class IdPart:
 
     @property
     def is_bytewise(self) -> bool:
-        """Whether values that the column holds equal have equal bytes."""
+        """Whether values that compare equal have equal bytes."""
         return self.kind != "text" or self.collation.endswith(("_0900_bin", "_nopad_bin"))
 
     @property
     def selected(self) -> str:
-        """The expression that is sent as text."""
         if self.kind == "uuid":
             text = f"HEX({self.name})"
             for at in _DASHES:
@@ -77,7 +72,6 @@ class IdPart:
 
     @property
     def utf8(self) -> str:
-        """The expression whose bytes are the text's UTF-8."""
         is_other = self.kind in {"text", "enum"} and self.charset not in _UTF8
         return f"CONVERT({self.name} USING utf8mb4)" if is_other else self.selected
 
@@ -85,7 +79,7 @@ class IdPart:
         """The condition that the column has a value, byte for byte, by index.
 
         The value is converted to the column's character set and collation, so the index serves;
-        where the collation is not bytewise, the bytes are compared as well.
+        if the collation is not bytewise, the bytes are compared as well.
         """
         if self.kind == "number":
             return f"{self.name} = {value}" if _NUMBER.fullmatch(value) else NOTHING
@@ -99,7 +93,7 @@ class IdPart:
         if self.charset != "utf8mb4":
             stored = f"CONVERT({stored} USING {self.charset})"
         condition = f"{self.name} = {stored} COLLATE {self.collation}"
-        # a character set makes "?" of what it lacks, and an ENUM takes '2' for its second value
+        # a character set may turn characters into "?", and an ENUM takes '2' for its second value
         if self.kind == "enum" or not self.is_bytewise or self.charset != "utf8mb4":
             condition += f" AND CAST({self.utf8} AS BINARY) = {octets}"
         return condition
@@ -107,8 +101,6 @@ class IdPart:
 
 @dataclass(frozen=True)
 class Identity:
-    """The columns of the identity, in the order of the key."""
-
     parts: tuple[IdPart, ...]
 
     @property
@@ -117,12 +109,11 @@ class Identity:
 
     @property
     def selected(self) -> str:
-        """The expression of the key; NULL where a column is."""
+        """The expression for the key; NULL if any column is."""
         return self.parts[0].selected if len(self.parts) == 1 else self.utf8
 
     @property
     def utf8(self) -> str:
-        """The expression whose bytes are the key's UTF-8."""
         if len(self.parts) == 1:
             return self.parts[0].utf8
         # as bytes, since columns of two collations cannot be joined as text
@@ -134,11 +125,10 @@ class Identity:
 
     @property
     def is_text(self) -> bool:
-        """Whether the key is one column of text, as only such a one can have a slice column."""
+        """Whether the key is one text column; only such a key can have a slice column."""
         return len(self.parts) == 1 and self.parts[0].kind in {"text", "bytes"}
 
     def equals(self, key: str) -> str:
-        """The condition that a row is of an aggregate, by the index of its columns."""
         values = [key] if len(self.parts) == 1 else split(key)
         if len(values) != len(self.parts):
             return NOTHING
@@ -147,12 +137,11 @@ class Identity:
 
 
 def joined(values: Sequence[str]) -> str:
-    """The key of several columns' values."""
     return "|".join(value.replace("%", "%25").replace("|", "%7C") for value in values)
 
 
 def split(key: str) -> list[str]:
-    """The values that `joined` made a key of; none where it cannot have made it."""
+    """The values that `joined` combined; empty if it cannot have made this key."""
     values = [part.replace("%7C", "|").replace("%25", "%") for part in key.split("|")]
     return values if joined(values) == key else []
 
@@ -161,12 +150,11 @@ def split(key: str) -> list[str]:
 
 _SECOND = 1_000_000
 _STEP = 6 * 86_400
-_LAST = 4_102_444_800  # 2100: rules of later years are not made yet
+_LAST = 4_102_444_800  # 2100: later rules do not exist yet
 _NEVER = 1 << 62
-"""µs."""
 
 Offsets = Callable[[Sequence[int]], "list[int | None]"]
-"""Seconds east of UTC at some instants (seconds since 1970); None where unknown."""
+"""Seconds east of UTC at some instants (seconds since 1970); None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +163,7 @@ class Zone:
 
     Args:
         changes: instants (µs UTC, ascending) at which a new offset begins.
-        offsets: µs east of UTC; one more than `changes`, the first holds before all of them.
+        offsets: µs east of UTC; one more than `changes`: the first holds before all of them.
     """
 
     name: str
@@ -187,22 +175,19 @@ class Zone:
 
     @cached_property
     def repeated(self) -> list[tuple[int, int]]:
-        """When the clocks go back, and by how much, µs."""
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
         return [(at, old - new) for at, old, new in steps if new < old]
 
     def next_backward_change(self, instant: int) -> int:
-        """The first change backward at or after an instant."""
         return next((at for at, _ in self.repeated if at >= instant), _NEVER)
 
     def backward_changes(self, after: int, upto: int) -> list[int]:
-        """The changes backward in ``after < t ≤ upto``."""
         return [at for at, _ in self.repeated if after < at <= upto]
 
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
-        """The smallest range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
+        """The smallest range ``first ≤ local ≤ last`` that covers ``after < t ≤ upto``.
 
-        Ranges of adjoining windows leave no local time out.
+        Ranges of adjacent windows leave no gap.
         """
         back = self.backward_changes(after, upto)
         first = min([self.local(after) + 1, *(self.local(t) for t in back)])
@@ -224,7 +209,6 @@ class Zone:
         return np.clip(instants, after + 1, upto)
 
     def latest(self, local: int) -> int:
-        """The later of the two instants that a local time may be."""
         starts, _, offsets = self._tables
         later = local - offsets[np.searchsorted(starts[1:], local, side="right")]
         return int(max(self.utc(np.array([local]))[0], later))
@@ -233,7 +217,7 @@ class Zone:
     def _tables(
         self,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Local start and end of each stretch of one offset, and the offset."""
+        """Local start and end of each period of one offset, and the offset."""
         offsets = np.array(self.offsets, np.int64)
         changes = np.array(self.changes, np.int64)
         starts = np.concatenate([[np.iinfo(np.int64).min // 2], changes + offsets[1:]])
@@ -246,7 +230,6 @@ UTC = Zone("UTC", (), (0,))
 
 
 def fixed_zone(name: str) -> Zone | None:
-    """The zone of UTC or an offset such as ``+02:00``; None for any other name."""
     if name.upper() in {"UTC", "Z", "ETC/UTC"}:
         return Zone(name, (), (0,))
     match = re.fullmatch(r"([+-])(\d{1,2}):([0-5]\d)", name)
@@ -257,11 +240,7 @@ def fixed_zone(name: str) -> Zone | None:
 
 
 def named_zone(name: str) -> Zone:
-    """The zone of an IANA name.
-
-    Raises:
-        StoreError: store.time_zone_unknown
-    """
+    """The zone of an IANA name; raises store.time_zone_unknown."""
     try:
         info = ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -281,7 +260,7 @@ def named_zone(name: str) -> Zone:
 
 
 def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
-    """A zone from its offsets at samples, and each difference bisected.
+    """A zone from sampled offsets; each change is located by bisection.
 
     Samples are 6 days apart: since 1970 no zone has kept an offset for less than 6.9 days.
     """
@@ -313,11 +292,6 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
 
 
 def zone_of(config: Store, connection: Connection) -> Zone:
-    """The zone whose local time a DATETIME column holds.
-
-    Raises:
-        StoreError: store.time_zone_unknown
-    """
     name = config.time_zone
     if name != "auto":
         return fixed_zone(name) or named_zone(name)
@@ -342,10 +316,8 @@ def _server_zone(name: str, connection: Connection) -> Zone:
 
 
 def writers_zone(zone: str | None) -> str:
-    """The remedy where writers' times are off by the difference of two zones.
-
-    Args:
-        zone: in which a DATETIME is read; None: it is a TIMESTAMP.
+    """The fix if writers' times are off by the difference of two zones; `zone` is that in which a
+    DATETIME is read, None for a TIMESTAMP.
     """
     if zone is None:
         return (

@@ -1,18 +1,18 @@
 """The watermark: up to where no open transaction can hide a row.
 
 A row's `create_time` is the start of its statement, so a transaction that has written nothing and
-runs nothing cannot hide a row from the past. `information_schema.innodb_trx` shows which have; once
+runs nothing cannot hide an old row. `information_schema.innodb_trx` shows which have written; once
 those of one poll are gone, everything up to that poll is visible. Pure readers never hide any.
 
-A statement that waits for a table, global or metadata lock has its time already, but InnoDB knows
-nothing of it. So each poll reads the process list first: a statement that gets its lock in between
-is in the second answer.
+A statement that waits for a table, global or metadata lock has its time already, but InnoDB does
+not know it yet. So each poll reads the process list first: a statement that gets its lock in
+between is in the second answer.
 
-`innodb_trx` is a cache refreshed only if it was not read for 100 ms. So a poll counts only if its
-answer has our own transaction with a nonce. Several readers take turns (`Turns`).
+`innodb_trx` is a cache that is refreshed only if it was not read for 100 ms. So a poll counts only
+if its answer has our own transaction with a nonce. Several readers take turns (`Turns`).
 
 `trx_started` has whole seconds in the zone of the server's operating system; only a session in the
-zone `SYSTEM` can turn it into UTC.
+zone `SYSTEM` can convert it to UTC.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from eventpub.times import SYSTEM_CLOCK, Clock
 State = Literal["denied", "stale", "held", "open"]
 
 _STALE_AFTER = 3.0
-"""Seconds without a fresh answer after which it is unknown what is visible, at least."""
+"""Fewest seconds without a fresh answer after which visibility is unknown."""
 _DENIED = {1044, 1142, 1227}  # no privilege
 _ASKS_AGAIN_AFTER = 60.0
 
@@ -48,11 +48,8 @@ class Watermark:
 
     Args:
         max_wait: how long a transaction is waited for, and a stale answer holds the boundary, µs.
-        unknown_for: for how long something counts as open while that is unknown, µs.
-        hidden_since: as of `OpenTransactions`.
-
-    Attributes:
-        server: identity of the server that answered last.
+        unknown_for: how long, without information, something counts as open, µs.
+        hidden_since: see `OpenTransactions`.
     """
 
     def __init__(
@@ -81,8 +78,9 @@ class Watermark:
 
     @property
     def state(self) -> State:
-        """ "denied": the account may not see them; "stale": no answer was fresh for `max_wait`, at
-        least 3 s; "held": one of them holds `upto` below the last poll; "open": none does."""
+        """What is known: "denied": no privilege; "stale": no fresh answer for `max_wait`, at least
+        3 s; "held": one of them holds `upto` below the last poll; "open": none does.
+        """
         if self._denied:
             return "denied"
         since = self._stale_since
@@ -98,10 +96,10 @@ class Watermark:
 
     @property
     def open_since(self) -> int | None:
-        """As of `OpenTransactions`.
+        """See `OpenTransactions`.
 
         Without a fresh answer something may be open since the last poll, at most for `unknown_for`;
-        without the privilege, what was seen last counts, for `unknown_for`.
+        without the privilege, the last known state counts, for `unknown_for`.
         """
         state, transactions = self.state, self._transactions
         if state == "denied":
@@ -115,8 +113,9 @@ class Watermark:
 
     @property
     def hidden_since(self) -> int | None:
-        """As of `OpenTransactions`; without a fresh answer, since the last one, at most a day;
-        without the privilege, as seen last."""
+        """See `OpenTransactions`; without a fresh answer, since the last one, at most a day;
+        without the privilege, the last known.
+        """
         state, transactions = self.state, self._transactions
         if state == "denied" and transactions.polled_at is None:
             return None
@@ -132,7 +131,6 @@ class Watermark:
 
     @property
     def has_open(self) -> bool:
-        """Whether one is open, or was at a former reader's last poll."""
         return self._transactions.has_open and not self._denied
 
     def take_ended(self) -> list[tuple[int, int]]:
@@ -140,12 +138,11 @@ class Watermark:
 
     @property
     def next_poll(self) -> float | None:
-        """Seconds until `poll` asks the server again; None: at once."""
         wait = self._polled + self._pause - self._clock.monotonic()
         return wait if wait > 0 and not self._denied else None
 
     def poll(self, reached: int = 0) -> None:
-        """Poll, unless the last one was a moment ago, after the reader has `reached`, µs."""
+        """Poll if due, after the reader has `reached`, µs."""
         if self._clock.monotonic() - self._polled < self._pause:
             return
         nonce = secrets.token_hex(8)
@@ -184,37 +181,32 @@ class Watermark:
 
     def _prepare(self, connection: Connection, server: str) -> None:
         self.server = server
-        self._turns.is_ours = False  # its lock went with the former connection
+        self._turns.is_ours = False  # the former connection held its lock
         age = "time_ms * 1000" if is_mariadb(connection) else "time * 1000000"
         self._processes = PROCESSES.format(age=age)
-        # other isolation levels take no snapshot, so that our own transaction would not show
+        # other isolation levels take no snapshot, so our own transaction would not show
         for setting in ("TRANSACTION ISOLATION LEVEL REPEATABLE READ", "time_zone = 'SYSTEM'"):
             run(connection, f"SET SESSION {setting}")
 
     def close(self) -> None:
-        """Closes the connection; the next poll makes a new one."""
         self._pool.close()
 
 
 REFRESH = 0.105
-"""Seconds without a reader after which InnoDB refreshes the answer, and some."""
+"""Seconds without a reader after which InnoDB refreshes its answer, with a margin."""
 _LOCK = "eventpub.watermark"
 _FOR = 10.0
 """Seconds for which readers that met take turns."""
 _LONGEST = 1.0
-"""Seconds after which a reader that has the turn and does not poll is passed over."""
+"""Seconds after which a reader that has the turn and does not poll is skipped."""
 _AWAITS = 0.02, 0.05
 _AFTER_OWN = 0.06
 _WITHOUT = REFRESH, 4 * REFRESH
-"""Seconds between two polls where there are no such locks."""
+"""Seconds between polls if the server has no such locks."""
 
 
 class Turns:
-    """The turns of one reader among several, by a lock of the server; times in seconds.
-
-    Attributes:
-        is_ours: this reader has the lock, and waits for the others to be silent.
-    """
+    """The turns of one reader among several, by a lock of the server."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -224,7 +216,7 @@ class Turns:
         self.is_ours = False
 
     def wait(self, connection: Connection) -> float | None:
-        """How long to wait before asking again; None: poll now."""
+        """Seconds to wait before asking again; None: poll now."""
         now = self._clock.monotonic()
         if self.is_ours or now > self._until:
             return None
@@ -233,7 +225,7 @@ class Turns:
         except pymysql.err.DatabaseError:
             if not is_alive(connection):
                 raise
-            self._are_possible = False  # a cluster may know of no such locks
+            self._are_possible = False  # a cluster may not support such locks
             return None
         if is_free:
             self.is_ours, self._waits_since = True, None
@@ -251,7 +243,6 @@ class Turns:
             run(connection, f"SELECT RELEASE_LOCK('{_LOCK}')")
 
     def pause(self, *, is_fresh: bool) -> float:
-        """How long to wait after an answer."""
         now = self._clock.monotonic()
         if is_fresh:
             return REFRESH if now > self._until else _AFTER_OWN
