@@ -18,7 +18,6 @@ from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
 from eventpub.sink.fencing import end_all, hanging
 from eventpub.sink.layout import check_leaders
-from eventpub.sink.missing_markers import is_visible, spans_of
 from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import SOURCE, Header, PartitionId, Record
 from eventpub.sink.topics import create, list_offsets, open_below
@@ -78,6 +77,9 @@ class Parts(Protocol):
     def rows(self) -> int:
         """Rows received so far."""
 
+    def topics(self) -> set[str]:
+        """Topics that a column names; waits for the last row."""
+
     def digest(self) -> str:
         """Hash of the set of rows, independent of how it is divided; waits for the last row."""
 
@@ -110,9 +112,8 @@ class Markers:
             SinkError: sink.hanging_transaction, ….
         """
         end = list_offsets(self._clients, [self.place], "latest")[self.place]
-        while held := open_below(self._clients, {self.place: end}, _OPEN_FOR):
-            if not self._is_ended(held[self.place], end):
-                raise hanging(self._clients.sink, self.place, held[self.place], end, _OPEN_FOR)
+        if held := open_below(self._clients, {self.place: end}, _OPEN_FOR):
+            raise hanging(self._clients.sink, self.place, held[self.place], end, _OPEN_FOR)
         low, count = 0, _READ_AT_FIRST
         while True:
             begin = max(low, end - count)
@@ -129,29 +130,6 @@ class Markers:
             if is_enough or begin == low:
                 return found
             count *= 4
-
-    def _is_ended(self, stable: int, end: int) -> bool:
-        """End an open transaction of this id, if its marker has its rows' offsets; else False.
-
-        The marker was in the same transaction as the rows, so it counts if one of these is visible.
-        """
-        ranges = {self.place: (stable, end)}
-        message = next(iter_ranges(self._clients, ranges, committed=False, few=True), None)
-        if message is None or not message.value():
-            return False
-        id_, _, number = (message.key() or b"").decode(errors="replace").rpartition("/")
-        if id_ != self._id:
-            return False
-        task, marker = int(number), json.loads(message.value())
-        if not marker.get("written"):
-            return False
-        with TransactionWriter(self._clients, self._id, task) as writer:
-            # only now no marker of its transaction is in flight
-            if any(is_visible(self._clients, span) for span in spans_of({task: marker})):
-                writer.run([self.batch({task: marker})])  # which commits what is open there, too
-            else:
-                writer.run_in_vain([self.place])
-        return True
 
     def _read(self, begin: int, end: int) -> list[Marker]:
         """This id's markers in a range, the last first."""

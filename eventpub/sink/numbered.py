@@ -26,7 +26,6 @@ from typing import Any
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.failpoint import failpoint
-from eventpub.sink import faults
 from eventpub.sink.base import REDO, RecordRefusedError, Refusals
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients, log
@@ -61,15 +60,6 @@ class Outcome:
 
     is_new: bool
     marker: dict[str, Any] | None
-
-
-class _Attempts:
-    """`left_open`: where the next attempt ends former transactions; `ended`: where that is done."""
-
-    def __init__(self) -> None:
-        self.refusals = Refusals()
-        self.left_open: set[PartitionId] = set()
-        self.ended: set[PartitionId] = set()
 
 
 def markers_of(sink: config.Sink) -> str:
@@ -132,22 +122,22 @@ class NumberedSink:
                 sink.markers_gone, sink.too_many_refused, sink.rows_cut_off, sink.unreachable,
                 sink.hanging_transaction, …. Nothing was published, or the markers show that it was.
         """
-        attempts, redos = _Attempts(), 0
+        refusals, redos = Refusals(), 0
         what = f"publishing batch {numbered.batch}, task {numbered.task}"
         patience = Patience(what, self._clients.clock)
         while True:
             try:
-                return self._try(numbered, parts, attempts)
+                return self._try(numbered, parts, refusals)
             except RecordRefusedError as refusal:
-                if not attempts.refusals.take(refusal):
+                if not refusals.take(refusal):
                     raise
-                if attempts.refusals.in_a_row()[0] > self._sink.dead_limit:
+                if refusals.in_a_row()[0] > self._sink.dead_limit:
                     raise _too_many_refused(self._sink, refusal.reason) from refusal
             except SinkError as error:
                 if error.code == "sink.rows_cut_off":
                     self._clients.clock.sleep(_ENDED_WITHIN)
                     raise
-                redos += error.code in _REDO and not attempts.left_open
+                redos += error.code in _REDO
                 is_passing = error.retriable and error.code != "sink.hanging_transaction"
                 if redos == _MOST_REDOS or not (error.code in _REDO or is_passing):
                     raise
@@ -192,15 +182,12 @@ class NumberedSink:
     def _writer(self, number: int | str) -> TransactionWriter:
         return TransactionWriter(self._clients, self._id, number)
 
-    def _try(self, numbered: Numbered, parts: Parts, attempts: _Attempts) -> Outcome:
+    def _try(self, numbered: Numbered, parts: Parts, refusals: Refusals) -> Outcome:
         number, before = numbered.task, (numbered.query, numbered.batch)
         if numbered.batch == 0:  # before any producer of another query is fenced
             self.markers.own(numbered, parts, self.markers.back_to(*before))
-        if attempts.left_open:
-            with self._writer(number) as writer:  # for nothing else: an abort may leave a doubt
-                writer.run_in_vain(attempts.left_open)
-            attempts.ended |= attempts.left_open
-            attempts.left_open = set()
+        if numbered.is_repeated and parts.has_rows and not self._reads_back:
+            self._end_left_open(number, parts)
         with self._writer(number) as writer:
             failpoint("after_take")
             if numbered.is_repeated:
@@ -218,22 +205,36 @@ class NumberedSink:
             if numbered.run:
                 self._wait_for_confirmed(numbered, markers)
             mine = (m["refused"] for key, m in markers if key == f"{self._id}/{number}")
-            attempts.refusals.before = next(mine, 0)
+            refusals.before = next(mine, 0)
             marker = numbered.marker()
             reduced = writer.caution.reduces_dead
-            writer.run(self._batches(marker, parts, attempts, numbered, reduced), failpoint)
+            writer.run(self._batches(marker, parts, refusals, numbered, reduced), failpoint)
         return Outcome(True, marker)
+
+    def _end_left_open(self, number: int, parts: Parts) -> None:
+        """End what earlier attempts left open in any topic of the rows.
+
+        In each attempt, and before its transaction, by a producer of its own: an abort may leave a
+        doubt. What another task has open stays open.
+        """
+        names = {self._sink.topic, *parts.topics()}
+        topics = {t for n in names for t in self._sink.model_copy(update={"topic": n}).topics}
+        places = [(topic, n) for topic in topics for n in range(self.partitions.get(topic, 0))]
+        with self._writer(number) as writer:
+            ends = list_offsets(self._clients, places, "latest") if places else {}
+            if held := open_below(self._clients, ends, MARKER_TIMEOUT):
+                writer.run_in_vain(held)
 
     def _batches(
         self,
         marker: dict[str, Any],
         parts: Parts,
-        attempts: _Attempts,
+        refusals: Refusals,
         numbered: Numbered,
         reduced: bool,
     ) -> Iterator[Batch]:
         """The transaction's batches: the records of each part, then the marker."""
-        refusals, checked = attempts.refusals, set[PartitionId]()
+        checked = set[PartitionId]()
         written: dict[str, Any] = {}
         for number, make in enumerate(parts):
             batch = make(refusals.begin(number), reduced)
@@ -244,9 +245,6 @@ class NumberedSink:
                 if own:
                     require_none_left_open(self._clients, self._id, own)
                 checked |= own
-            elif numbered.is_repeated and (new := batch.places - checked - attempts.ended):
-                checked |= new
-                self._require_ended(new, attempts)
             yield batch
             if not self._reads_back:
                 note_written(written, batch)
@@ -256,16 +254,6 @@ class NumberedSink:
         last = self.markers.batch({numbered.task: marker})
         yield last
         note_written(written, last)
-
-    def _require_ended(self, places: set[PartitionId], attempts: _Attempts) -> None:
-        """Check that nothing is open here. If it is another task's, ending it has no effect."""
-        topics = {topic for topic, _ in places}
-        everywhere = [(t, n) for t in topics for n in range(self.partitions.get(t, 0))]
-        ends = list_offsets(self._clients, everywhere, "latest") if everywhere else {}
-        held = open_below(self._clients, ends, MARKER_TIMEOUT)
-        attempts.left_open = {*held} - attempts.ended
-        if attempts.left_open:
-            raise faults.aborted(None, self._sink)
 
     def _wait_for_confirmed(self, numbered: Numbered, markers: list[Marker]) -> None:
         """Wait until each task published by an earlier run has found the same rows."""

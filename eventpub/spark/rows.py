@@ -214,6 +214,12 @@ class InputRows:
             self._sums += _sums_of_hashes(batch)
         return pa.Table.from_batches([self._kept[number]])
 
+    def topics(self) -> set[str]:
+        """Topics that a column names; waits for the last row."""
+        self.digest()
+        named = [each.column("topic") for each in self._kept if "topic" in each.schema.names]
+        return {topic for column in named for topic in column.unique().to_pylist() if topic}
+
     def digest(self) -> str:
         """Hash of the set of rows, independent of order; waits for the last row."""
         while self.part(len(self._kept)) is not None:

@@ -145,6 +145,9 @@ class _Parts:
     def refused(self) -> tuple[Refusal, ...]:
         return tuple(each for part in self._refused.values() for each in part)
 
+    def topics(self) -> set[str]:
+        return self._rows.topics()
+
     def digest(self) -> str:
         return self._rows.digest()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
+import pyarrow as pa
 import pytest
 
 from eventpub import config, times
@@ -21,6 +22,7 @@ from eventpub.sink.markers import Numbered
 from eventpub.sink.missing_markers import again
 from eventpub.sink.records import Record
 from eventpub.sink.transaction import PROBE
+from eventpub.spark.rows import InputRows
 
 SINK = config.Sink(topic="orders", bootstrap_servers="127.0.0.1:1")
 
@@ -140,6 +142,7 @@ class Writer:
 
     ended: list[set[tuple[str, int]]]
     committed: list[str]
+    failures: int
 
     def __init__(self, *_: Any) -> None:
         self.caution = Mock(reduces_dead=False)
@@ -152,21 +155,26 @@ class Writer:
 
     def run(self, parts: Iterator[Batch], *_: Any) -> None:
         topics = [topic for batch in parts for topic, _ in batch.side]
+        if Writer.failures:
+            Writer.failures -= 1
+            raise SinkError("sink.aborted", "no", retriable=True)
         self.committed += topics
 
     def run_in_vain(self, places: set[tuple[str, int]]) -> None:
         self.ended.append({*places})
 
 
+@pytest.mark.parametrize("failures", [0, 2])
 @pytest.mark.parametrize("is_repeated", [False, True])
-def test_what_a_former_attempt_has_left_open_is_ended_in_a_topic_that_a_column_names(
-    monkeypatch: pytest.MonkeyPatch, is_repeated: bool
+def test_each_further_attempt_ends_what_those_before_left_open_in_each_topic_of_the_rows(
+    monkeypatch: pytest.MonkeyPatch, is_repeated: bool, failures: int
 ) -> None:
-    """Only the topic of the options was looked at."""
+    """Only the topic of the options was looked at, and then each partition only once."""
     place = "named", 1
     monkeypatch.setattr(times, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(Writer, "ended", [], raising=False)
     monkeypatch.setattr(Writer, "committed", [], raising=False)
+    monkeypatch.setattr(Writer, "failures", failures, raising=False)
     monkeypatch.setattr(numbered, "TransactionWriter", Writer)
     monkeypatch.setattr(numbered, "list_offsets", lambda _, places, *__: dict.fromkeys(places, 9))
     monkeypatch.setattr(
@@ -178,9 +186,17 @@ def test_what_a_former_attempt_has_left_open_is_ended_in_a_topic_that_a_column_n
         own=Mock(return_value=None), back_to=Mock(return_value=[]), batch=lambda _: Batch({}, [])
     )
     rows = Batch({}, [("named", Record(b"k", b"v", 0, 1, []))])
-    parts = MagicMock(rows=1, has_rows=True, digest=lambda: "d")
+    parts = MagicMock(rows=1, has_rows=True, digest=lambda: "d", topics=lambda: {"named"})
     parts.__iter__.side_effect = lambda: iter([lambda *_: rows])
     done = sink.publish(Numbered("q", 1, 0, is_repeated), parts)
     assert done.is_new
     assert Writer.committed == ["named"]
-    assert Writer.ended == ([{place}] if is_repeated else []), "once"
+    assert Writer.ended == [{place}] * (failures + is_repeated)
+
+
+def test_the_topics_of_a_task_are_those_that_its_rows_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventpub.spark.rows.require_whole_input", lambda: None)
+    named: list[list[str | None]] = [["a", None], ["a", "b", ""]]
+    batches = [pa.record_batch({"value": [b""] * len(n), "topic": n}) for n in named]
+    assert InputRows(iter(batches)).topics() == {"a", "b"}
+    assert InputRows(iter([pa.record_batch({"value": [b"x"]})])).topics() == set()

@@ -6,7 +6,6 @@ either case. The others make the same log in another way, by a request that come
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -271,30 +270,6 @@ def leave_open(own_broker: OwnBroker, sink: config.Sink, place: PartitionId, val
         eventually(lambda: list_offsets(clients, [place], "latest")[place] > high)
 
 
-@pytest.mark.parametrize("is_committed", [False, True])
-def test_a_marker_that_was_left_open_counts_if_its_rows_are_visible(
-    own_broker: OwnBroker, sink: config.Sink, monkeypatch: pytest.MonkeyPatch, is_committed: bool
-) -> None:
-    """It ended the query that had to read it."""
-    monkeypatch.setattr("eventpub.sink.markers._OPEN_FOR", 1.0)
-    clients = Clients(sink)
-    batches = numbered.NumberedSink(clients, APP)
-    row, place = (sink.topic, 0), batches.markers.place
-    at = list_offsets(clients, [row], "latest")[row]
-    with TransactionWriter(clients, APP, 2) as writer:
-        if is_committed:
-            writer.run([Batch({}, [(sink.topic, Record(b"a", b"{}", 0, 0, []))])])
-        else:
-            writer.run_in_vain([row])
-    written = {sink.topic: {"0": [at, at + 1, 1]}}
-    marker = {"query": "q1", "batch": 3, "run": "", "digest": "d", "rows": 1, "refused": 0}
-    leave_open(own_broker, sink, place, json.dumps({**marker, "written": written}).encode())
-    found = batches.markers.back_to("q1", 3)
-    assert [key for key, _ in found] == ([f"{APP}/2"] if is_committed else [])
-    ends = {place: list_offsets(clients, [place], "latest")[place]}
-    eventually(lambda: not open_below(clients, ends, 0))
-
-
 class Parts:
     """Events as the rows of a task."""
 
@@ -307,6 +282,9 @@ class Parts:
     def __iter__(self) -> Iterator[Any]:
         content = Content(self._events)
         yield lambda *_: batch_of(self._sink, CloudEvents(APP), WHOLE, content)
+
+    def topics(self) -> set[str]:
+        return set()
 
     def digest(self) -> str:
         return str(self._events["version"][0])
