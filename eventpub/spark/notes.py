@@ -44,28 +44,29 @@ class Notes:
 
     def put(self, note: dict[str, Any]) -> None:
         """Leave a note; dropped if the disk is full or too many are pending."""
-        with suppress(OSError), self._opened() as file:
-            if file.tell() < _MOST_BYTES:
-                file.write(json.dumps(note, default=str) + "\n")
+        with suppress(OSError), self._opened(fcntl.LOCK_EX) as file:
+            if file.tell() < _MOST_BYTES:  # on a line of its own, also after one that was cut off
+                file.write(f"\n{json.dumps(note, default=str)}\n")
 
     def take(self) -> list[dict[str, Any]]:
+        """All notes; none while one is being left, since who leaves it may be frozen."""
         lines: list[str] = []
-        with suppress(OSError), self._opened() as file:
+        with suppress(OSError), self._opened(fcntl.LOCK_EX | fcntl.LOCK_NB) as file:
             if file.tell():
                 file.seek(0)
                 lines = file.readlines()
                 file.truncate(0)
         found = []
         for line in lines:
-            with suppress(ValueError):  # a line cut off by a full disk
+            with suppress(ValueError):  # an empty line, or one cut off by a full disk
                 found.append(json.loads(line))
         return found
 
     @contextmanager
-    def _opened(self) -> Iterator[IO[str]]:
+    def _opened(self, lock: int) -> Iterator[IO[str]]:
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._file.open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, lock)
             file.seek(0, 2)
             yield file
 
@@ -117,8 +118,11 @@ class Requests:
     def withdraw(self, id_: str) -> None:
         """The client no longer waits; a planned batch may still do it."""
         if self._waiting.pop(id_, None) is not None:
-            with suppress(OSError):
+            try:
                 self._write()
+            except OSError:  # a full disk: what was answered must not be done again
+                with suppress(OSError):
+                    (self._state.spark_scratch / _ASKED).unlink()
 
     def _write(self) -> None:
         file = self._state.spark_scratch / _ASKED

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -47,9 +49,32 @@ def test_a_line_that_was_cut_is_passed_over(state: StateDir) -> None:
     notes = Notes(state)
     notes.put({"number": 1})
     with (state.spark_scratch / "notes").open("a") as file:
-        file.write('{"num\n')
+        file.write('{"num')  # its writer was killed
     notes.put({"number": 2})
     assert [note["number"] for note in notes.take()] == [1, 2]
+
+
+def test_a_writer_that_is_frozen_does_not_hold_up_the_publisher(state: StateDir) -> None:
+    notes = Notes(state)
+    notes.put({"number": 1})
+    with (state.spark_scratch / "notes").open("a") as frozen:
+        fcntl.flock(frozen, fcntl.LOCK_EX)
+        assert notes.take() == []
+    assert notes.take() == [{"number": 1}]
+
+
+def test_what_was_answered_is_not_asked_again_on_a_full_disk(
+    state: StateDir, requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request("r", "publish", "a", 1)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(requests.ask, request, 5.0, is_paused=False)
+        while asked(state) != [request]:
+            time.sleep(0.01)
+        monkeypatch.setattr("eventpub.spark.notes.replace_file", Mock(side_effect=OSError))
+        requests.answered("r", 0, "published")
+        assert found.result()["answers"] == {"0": "published"}
+    assert asked(state) == []
 
 
 def test_a_request_waits_until_it_is_answered(state: StateDir, requests: Requests) -> None:
