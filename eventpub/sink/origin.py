@@ -31,6 +31,8 @@ _MOST_BETWEEN = 200
 Sources = frozenset[str]
 """This publisher's current and former application ids, as in `ce_source`."""
 
+_Ranges = dict[PartitionId, tuple[int, int]]
+
 
 def sources_of(app_id: str, former_ids: Iterable[str] = ()) -> Sources:
     return frozenset({app_id, *former_ids})
@@ -62,18 +64,16 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
 
 def check_sample(clients: Clients, sources: Sources) -> None:
     """Raise `sink.other_publisher` if another's event is at an end of a partition of the topic."""
-    whole = _whole(clients, [clients.sink.topic])
-    first = {p: (low, min(low + _SAMPLE, end)) for p, (low, end) in whole.items()}
-    last = {p: (max(first[p][1], end - _SAMPLE), end) for p, (_, end) in whole.items()}
+    first, last, _ = _ends_first(_whole(clients, [clients.sink.topic]))
     for ranges in (first, last):
         _check(clients, sources, ranges)
 
 
 def has_written(clients: Clients, sources: Sources, names: Iterable[str] = ()) -> bool:
     """Whether this publisher has records on these topics, by default on the topic of the events."""
-    ranges = _whole(clients, names or [clients.sink.topic])
     return any(
         records.is_ours(dict(message.headers() or ()), sources)
+        for ranges in _ends_first(_whole(clients, names or [clients.sink.topic]))
         for message in iter_ranges(clients, ranges, committed=True)
     )
 
@@ -84,6 +84,13 @@ def check_sides(clients: Clients, sources: Sources) -> None:
     is_new = not any(end for _, end in _whole(clients, [topic]).values())
     if is_new and has_written(clients, sources, sides):
         raise faults.sides_left(clients.sink)
+
+
+def _ends_first(whole: _Ranges) -> tuple[_Ranges, _Ranges, _Ranges]:
+    """The first offsets of each partition, the last, and those between, where others may write."""
+    first = {p: (low, min(low + _SAMPLE, end)) for p, (low, end) in whole.items()}
+    last = {p: (max(first[p][1], end - _SAMPLE), end) for p, (_, end) in whole.items()}
+    return first, last, {p: (first[p][1], last[p][0]) for p in whole}
 
 
 def _whole(clients: Clients, names: Iterable[str]) -> dict[PartitionId, tuple[int, int]]:
