@@ -300,16 +300,16 @@ class Coordinator:
     def _table_checked(self, event: e.TableChecked, now: float) -> None:
         error = self.changes.altered(event)
         if error is not None:
-            self._connect_anew(error, now)
+            self._reconnect(error, now)
 
     def _open_checked(self, event: e.OpenChecked, now: float) -> None:
         """The last transaction is hidden from consumers: the next runners fix it."""
         if event.is_left_open:
             self.runners.end_all(now)
 
-    def _connect_anew(self, why: EventpubError, now: float) -> None:
+    def _reconnect(self, why: EventpubError, now: float) -> None:
         self.runners.wait_out(why)
-        self.windows.polling.anew = True
+        self.windows.polling.reconnect = True
         self.runners.end_all(now)
 
     # -- failures ---------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class Coordinator:
         if isinstance(command, e.Poll):
             self.windows.polling.failed(now)
             if error.code == "store.moved":
-                self._connect_anew(error, now)
+                self._reconnect(error, now)
                 return
         elif isinstance(command, e.Count):
             self._recounting.not_counted(command)

@@ -134,7 +134,7 @@ class NewestRows:
             self._samples.append(False)
         return behind
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self._last, self._has_more = None, False
 
     @property
@@ -354,6 +354,6 @@ class DatabaseChanges:
         self._do(warning("the event table was altered", table=layout.table, changed=names))
         self._durable.layout = layout
         if layout.sampled_by != before.sampled_by:
-            self._newest.begin_anew()
+            self._newest.restart()
         self._do(Reassign(layout))
         return altered_table(layout)

@@ -133,12 +133,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Poll(Command):
-    """Poll the boundary (see `Boundary.poll`); `anew`: over new connections."""
+    """Poll the boundary (see `Boundary.poll`); `reconnect`: over new connections."""
 
     after: int
     next_due: int | None
     with_rows: bool
-    anew: bool = False
+    reconnect: bool = False
     hidden_since: int | None = None
     page_rows: int | None = None
 

@@ -197,12 +197,12 @@ class Polling:
     at: float = 0.0
     wait: float = _FIRST_WAIT
     is_under_way: bool = False
-    anew: bool = False
+    reconnect: bool = False
 
     def begin(self) -> bool:
         self.is_under_way = True
-        anew, self.anew = self.anew, False
-        return anew
+        reconnect, self.reconnect = self.reconnect, False
+        return reconnect
 
     def done(self, pause: float, now: float) -> None:
         self.is_under_way, self.wait = False, _FIRST_WAIT
@@ -213,7 +213,7 @@ class Polling:
 
     def failed(self, now: float) -> None:
         """The poll failed: the next one reconnects, so that no conclusion spans two servers."""
-        self.is_under_way, self.anew = False, True
+        self.is_under_way, self.reconnect = False, True
         self.at = now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
 
@@ -258,9 +258,9 @@ class Windows:
         shards = [] if is_paused else live
         dues = [due for shard in shards if (due := self._next_due(shard)) is not None]
         next_due, hidden_since = min(dues, default=None), self._durable.hidden(self._time)
-        anew = polling.begin()
+        reconnect = polling.begin()
         with_rows = self._with_rows and not is_paused
-        self._do(Poll(self.planned, next_due, with_rows, anew, hidden_since))
+        self._do(Poll(self.planned, next_due, with_rows, reconnect, hidden_since))
 
     def polled(
         self, event: Polled, uncounted_since: int | None, now: float, *, is_paused: bool = False

@@ -106,10 +106,10 @@ class Recount:
             oldest.append(least)
         return min(oldest) * WIDTH if oldest else None
 
-    def account(self, shard: int, buckets: Mapping[int, int], *, anew: bool = False) -> None:
-        """Take over row counts of changed buckets; `anew`: of all, perhaps from an older index."""
+    def account(self, shard: int, buckets: Mapping[int, int], *, of_all: bool = False) -> None:
+        """Take over row counts of changed buckets; `of_all`: of all, perhaps from an older index."""
         known = self._accounted.setdefault(shard, {})
-        if anew:
+        if of_all:
             self.note([bucket for bucket, rows in known.items() if buckets.get(bucket, 0) < rows])
             known.clear()
         known.update(buckets)

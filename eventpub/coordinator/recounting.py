@@ -52,7 +52,7 @@ class Recounting:
         """
         if report.read_before is not None:
             self._recount.read_before(report.read_before, known)
-        self._recount.account(report.shard, report.buckets, anew=True)
+        self._recount.account(report.shard, report.buckets, of_all=True)
         if held is not None and held[0] < min(report.low, held[1]):
             self._recount.ended(held[0], min(report.low, held[1]))
 

@@ -251,15 +251,15 @@ class Aggregates(Facts):
         put_contents(batch, self._with_known(contents))
         self._write(batch, {})
 
-    def see_holds_anew(self, latest: int, now: int, due: int) -> None:
+    def restart_holds(self, latest: int, now: int, due: int) -> None:
         """Restart holds due after `latest`, seen by a wrong clock, as if first seen `now`."""
-        anew = {
+        rewritten = {
             hold.aggregate_id: replace(hold, first_seen=now, attempts=0, next_attempt=due)
             for hold in self.holds.due_after(latest)
         }
-        if anew:
+        if rewritten:
             batch = self._db.new_batch()
-            self.holds.store(batch, anew)
+            self.holds.store(batch, rewritten)
             self._write(batch, {})
 
     # -- inside ----------------------------------------------------------------------------------

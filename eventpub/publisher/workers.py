@@ -85,7 +85,7 @@ class BoundaryWork:
 
     def do(self, command: e.Command) -> e.Polled:
         assert isinstance(command, e.Poll)
-        if command.anew:
+        if command.reconnect:
             self.close()
         if self._boundary is None:
             of = self._assignment

@@ -105,7 +105,7 @@ class ShardContext:
         self._looked_at = self.parts.clock.monotonic()
         if not before or self.now < before - CLOCK_STEP:
             latest = self.now + self.assignment.config.gaps.longest_wait + CLOCK_STEP
-            self.index.see_holds_anew(latest, self.now, self.rules.next_attempt(self.now, 0))
+            self.index.restart_holds(latest, self.now, self.rules.next_attempt(self.now, 0))
             if self.open_since is not None:
                 # a time of the earlier clock says nothing of newer transactions
                 self.open_since = min(self.open_since, self.now)

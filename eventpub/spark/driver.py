@@ -154,7 +154,7 @@ class Driver:
 
     def _failed(self, error: EventpubError) -> None:
         if self._planner is not None:
-            self._planner.connect_anew()
+            self._planner.reconnect()
         self._observed.failed(error, time.monotonic())
 
     def initial(self) -> Offset:

@@ -112,7 +112,7 @@ class Planner:
     def layout(self) -> Layout:
         return self._of.layout
 
-    def connect_anew(self, layout: Layout | None = None) -> None:
+    def reconnect(self, layout: Layout | None = None) -> None:
         """Reconnect; `layout`: of an altered table."""
         self._of = replace(self._of, layout=layout or self._of.layout)
         self._polls.close()
@@ -253,7 +253,7 @@ class Planner:
         with suppress(StoreError):  # readers will meet it too
             checked = self._checks.table()
             if self._changes.altered(checked) is not None:
-                self.connect_anew(checked.layout)
+                self.reconnect(checked.layout)
         if not (tells_apart or self.layout.key_is_unique):
             self._observed.polled(self._clock())
             raise _second_rows(self.layout)

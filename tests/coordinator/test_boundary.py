@@ -303,7 +303,7 @@ def test_what_its_statement_had_done_before_the_engine_knew_of_it_is_reported_wi
 def test_a14_who_polls_anew_reports_what_had_ended_before_it_looked(
     database: FreshDatabase, opened: Open
 ) -> None:
-    """The database was away, say, and connections were made anew: nobody saw that end."""
+    """The database was away, say, and connections were made again: nobody saw that end."""
     create_table(database)
     former = opened(database.url, max_wait="10ms")
     with transaction(database) as cursor:
@@ -315,10 +315,10 @@ def test_a14_who_polls_anew_reports_what_had_ended_before_it_looked(
         assert result.hidden_since < created
         cursor.connection.commit()
     assert result.ended == ()
-    anew = opened(database.url, max_wait="10ms", hidden_since=result.hidden_since)
-    assert anew.hidden_since is not None, "until it has looked"
-    assert anew.hidden_since <= result.hidden_since
-    found = polled_until(anew, created + 1_000_000, lambda result: bool(result.ended))
+    reopened = opened(database.url, max_wait="10ms", hidden_since=result.hidden_since)
+    assert reopened.hidden_since is not None, "until it has looked"
+    assert reopened.hidden_since <= result.hidden_since
+    found = polled_until(reopened, created + 1_000_000, lambda result: bool(result.ended))
     assert any(after < created <= upto for after, upto in found.ended)
 
 
@@ -330,7 +330,7 @@ def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
 ) -> None:
     """A name, HAProxy: the former primary lives on, and what is connected to it notices nothing.
 
-    A boundary is of one server. The next one makes all its connections anew, and so do the shards.
+    A boundary is of one server. The next one reconnects, and so do the shards.
     """
     monkeypatch.setattr("eventpub.sources.mysql.server.KEPT_FOR", 1.0)
     name = f"moved_{uuid.uuid4().hex[:12]}"
@@ -356,9 +356,9 @@ def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
         with pytest.raises(StoreError) as moved:
             polled_until(boundary, at.end, lambda result: False)
         assert (moved.value.code, moved.value.retriable) == ("store.moved", True)
-        anew = opened(url, delay="0")
+        reopened = opened(url, delay="0")
         after = at.end
-        result = polled_until(anew, after, lambda result: result.end is not None)
+        result = polled_until(reopened, after, lambda result: result.end is not None)
         assert result.server != at.server
     for server in (mysql_server, mariadb_server):
         with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:

@@ -34,13 +34,13 @@ class TestADatabaseThatChanges:
             life.on(e.Failed(life.last(e.Poll), away))
             while len(life.all(e.Poll)) == polls:
                 life.waits(0.05)
-            assert life.all(e.Poll)[-1].anew
+            assert life.all(e.Poll)[-1].reconnect
             waits.append(life.now - failed_at)
         assert waits == pytest.approx([0.25, 0.5, 1, 2, 4, 8, 16, 30, 30], abs=0.1)
         assert "no server answers" in str(life.coordinator.progress.last_error)
         life.polled()
         life.polled()
-        assert not life.all(e.Poll)[-1].anew
+        assert not life.all(e.Poll)[-1].reconnect
 
     @pytest.mark.parametrize("code", ["store.index_missing", "store.column_missing"])
     def test_a_statement_that_met_another_table_has_it_looked_at_soon_and_not_all_the_time(
@@ -89,7 +89,7 @@ class TestADatabaseThatChanges:
             life.ends(lane)
         assert life.starts == [0, 1, 0, 1]
         life.waits(0.5)
-        assert life.all(e.Poll)[-1].anew
+        assert life.all(e.Poll)[-1].reconnect
         assert life.all(e.Poll)[-1].after == at(2_000)
         assert life.all(e.Poll)[-1].hidden_since is not None
         life.polled(server="promoted")
@@ -122,6 +122,6 @@ class TestADatabaseThatChanges:
         assert line.facts["changed"] == ["create_time", "unit"]
         assert "store.table_altered" in str(life.coordinator.progress.last_error)
         life.waits(1.0)
-        assert life.last(e.Poll).anew
+        assert life.last(e.Poll).reconnect
         life.on(e.TableChecked(altered))
         assert len(life.lines("the event table was altered")) == 1

@@ -206,7 +206,7 @@ def test_an_import_of_any_number_of_rows_is_news_once(imported: int) -> None:
 def test_a_table_that_gets_ids_is_not_news() -> None:
     watch = Watch()
     watch.second(0)
-    watch.newest.begin_anew()
+    watch.newest.restart()
     watch.rows = [NewRow(number, NOW - HOUR) for number in range(1, 50)]
     for _ in range(3):
         watch.second()

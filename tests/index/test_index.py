@@ -289,7 +289,7 @@ def test_holds_of_a_clock_that_was_ahead_are_as_if_seen_now(tmp_path: Path) -> N
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
         index.record(decided(holds=holds), {}, 1)
-        index.see_holds_anew(100, 60, 65)
+        index.restart_holds(100, 60, 65)
         assert index.holds.next_due() == 65
     with Index(tmp_path, IDENTITY) as index:
         assert index.holds.due(100) == ["wrong", "right"]
