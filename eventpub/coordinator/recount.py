@@ -107,7 +107,7 @@ class Recount:
         return min(oldest) * WIDTH if oldest else None
 
     def account(self, shard: int, buckets: Mapping[int, int], *, of_all: bool = False) -> None:
-        """Take over row counts of changed buckets; `of_all`: of all, perhaps from an older index."""
+        """Take over row counts of changed buckets, or `of_all`, perhaps from an older index."""
         known = self._accounted.setdefault(shard, {})
         if of_all:
             self.note([bucket for bucket, rows in known.items() if buckets.get(bucket, 0) < rows])
