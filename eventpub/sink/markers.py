@@ -162,7 +162,7 @@ class Markers:
             ends = list_offsets(self._clients, [self.place], "latest")
             for number in ("owner", *range(tasks)):
                 with TransactionWriter(self._clients, self._id, number) as writer:
-                    writer.run_in_vain([self.place])
+                    writer.run_aborted([self.place])
                 if not open_below(self._clients, ends, 0):
                     return
 

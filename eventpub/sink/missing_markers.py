@@ -250,7 +250,7 @@ class Settling:
         held = [s for s in spans if s.place in places and s.end > stable[s.place]]
         for task in sorted({span.task for span in held}):
             with TransactionWriter(self._clients, self._id, task) as writer:
-                writer.run_in_vain([span.place for span in held if span.task == task])
+                writer.run_aborted([span.place for span in held if span.task == task])
         return held
 
     def _is_hidden(self, span: Span) -> bool:

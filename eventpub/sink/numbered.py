@@ -223,7 +223,7 @@ class NumberedSink:
         with self._writer(number) as writer:
             ends = list_offsets(self._clients, places, "latest") if places else {}
             if held := open_below(self._clients, ends, MARKER_TIMEOUT):
-                writer.run_in_vain(held)
+                writer.run_aborted(held)
 
     def _batches(
         self,

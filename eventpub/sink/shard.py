@@ -102,7 +102,7 @@ class ShardSink:
             saved,
             written=written or {},
             acknowledged=(acknowledged if is_transactional else None) or {},
-            end_open=self._writer.run_in_vain if is_transactional else None,
+            end_open=self._writer.run_aborted if is_transactional else None,
             meanwhile=meanwhile,
         )
         return self._fold
@@ -121,7 +121,7 @@ class ShardSink:
         restored = 0
         while True:
             # until it is seen: the marker of what is published here may be missing, too
-            end_all(self._clients, written, self._writer.run_in_vain, meanwhile)
+            end_all(self._clients, written, self._writer.run_aborted, meanwhile)
             lost = lost_records(self._clients, self._sources, written, meanwhile)
             if not lost:
                 return restored

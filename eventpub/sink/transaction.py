@@ -178,7 +178,7 @@ class TransactionWriter:
         self.caution.forget()
         crash_point("after_commit")
 
-    def run_in_vain(self, places: Iterable[PartitionId]) -> None:
+    def run_aborted(self, places: Iterable[PartitionId]) -> None:
         """Abort a record in each partition, to end what the broker has left open of this id."""
         if self.needs_replacement:
             raise faults.aborted(None, self._sink)

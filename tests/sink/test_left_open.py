@@ -138,7 +138,7 @@ def test_a_broker_that_stays_away_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 
 class Writer:
-    """Of transactions: keeps what it is told."""
+    """Of transactions: records what it is asked to do."""
 
     ended: list[set[tuple[str, int]]]
     committed: list[str]
@@ -160,7 +160,7 @@ class Writer:
             raise SinkError("sink.aborted", "no", retriable=True)
         self.committed += topics
 
-    def run_in_vain(self, places: set[tuple[str, int]]) -> None:
+    def run_aborted(self, places: set[tuple[str, int]]) -> None:
         self.ended.append({*places})
 
 

@@ -312,7 +312,7 @@ def test_what_a_task_has_committed_is_published_again_with_its_marker(
     batches, marker = numbered.NumberedSink(clients, APP), marker_of(left_open)
     if is_aborted:  # as by whoever has begun to settle it, and died
         with TransactionWriter(clients, APP, 0) as writer:
-            writer.run_in_vain(left_open)
+            writer.run_aborted(left_open)
         batches.settle({0: marker}, [])
         assert_published_once(own_broker.open, sink.topic, FIRST)
     batches.settle({0: marker}, [0] if is_aborted else [])
