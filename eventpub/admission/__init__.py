@@ -23,7 +23,7 @@ from eventpub.admission.model import (
     version_ranges,
     without,
 )
-from eventpub.admission.walk import tried_in_vain
+from eventpub.admission.walk import failed_attempt
 
 __all__ = [
     "CONFLICT",
@@ -42,11 +42,11 @@ __all__ = [
     "VersionRange",
     "Versions",
     "after_fold",
+    "failed_attempt",
     "in_ranges",
     "numbers_of",
     "topic_partition",
     "topic_partitions",
-    "tried_in_vain",
     "unknown",
     "values",
     "version_ranges",

@@ -124,7 +124,7 @@ class Walker:
         if version > reachable or (hold.next_attempt > now and not requested):
             tried = hold  # not looked up, or before its time: due as before
         elif not requested:
-            tried = tried_in_vain(hold, rules, now, self._batch.open_since)
+            tried = failed_attempt(hold, rules, now, self._batch.open_since)
         if tried is None and reachable < (walk.seen if behind is None else behind - 1):
             tried = hold  # the next version was not read: the gap's end is unknown
         if tried is not None:
@@ -196,7 +196,7 @@ class Walker:
         batch.admitted.append((rows, np.maximum.accumulate(self._created[rows])))
 
 
-def tried_in_vain(hold: Hold, rules: Rules, now: int, open_since: int | None) -> Hold | None:
+def failed_attempt(hold: Hold, rules: Rules, now: int, open_since: int | None) -> Hold | None:
     """The hold after a due lookup did not find its version; None: its gap is skipped now."""
     attempts = hold.attempts + 1
     # A transaction that was open when the gap was seen may still fill it.

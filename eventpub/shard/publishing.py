@@ -263,7 +263,7 @@ class Publishing:
         waiting: dict[str, Hold | None] = {}
         for hold in holds:
             if not hold.catching_up and (hold.aggregate_id, hold.first_missing) not in there:
-                tried = admission.tried_in_vain(hold, context.rules, now, context.open_since)
+                tried = admission.failed_attempt(hold, context.rules, now, context.open_since)
                 if tried is not None:
                     waiting[hold.aggregate_id] = tried
         return waiting, [h.aggregate_id for h in holds if h.aggregate_id not in waiting]
