@@ -7,8 +7,10 @@
     client_log   how librdkafka words its log.
                  Self-check: each commit must show. Else: each commit is in doubt.
 
-`spark.input_rows` reads the stream of Spark's Python workers. If a self-check fails or a switch is
-off, the result is the same but slower, or absent.
+    task_input   the stream of Spark's Python workers.
+                 Self-check: it is found. Else: sink.spark_unknown.
+
+If a self-check fails or a switch is off, the result is the same but slower, or an error says so.
 """
 
 from dataclasses import dataclass

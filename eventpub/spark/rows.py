@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.serializers import SpecialLengths
 
 from eventpub.admission import EVENTS, SkippedGap, values
-from eventpub.errors import SinkError
+from eventpub.private_apis.task_input import require_whole_input
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.records import DeadRow, contents_of
 from eventpub.sources.mysql.statements import lenient_text
@@ -248,44 +246,3 @@ def _octets(column: Any) -> Any:
     if pa.types.is_integer(column.type):
         column = column.cast(pa.string())
     return column.cast(pa.large_binary())
-
-
-_END = int(SpecialLengths.END_OF_STREAM).to_bytes(4, "big", signed=True)
-
-
-def require_whole_input() -> None:
-    """Check in a sink's `write` that its iterator ended with the last row.
-
-    If the source fails, Spark closes the stream to the sink's Python worker, a second before
-    killing it, and Arrow's reader takes end of file for the end of the rows (pyspark 4.3). After
-    the last row of a completed task, Spark writes a number.
-
-    Raises:
-        SinkError: sink.rows_cut_off; or sink.spark_unknown, if it cannot be determined.
-    """
-    stream = _stream()
-    if stream is None:
-        raise SinkError(
-            "sink.spark_unknown",
-            "with this version of Spark, the sink cannot tell whether it has received all rows of a"
-            " task",
-            suggestion="install pyspark 4.3, with which this version of eventpub is tested",
-        )
-    found = stream.peek(len(_END))[: len(_END)]
-    if not found or not _END.startswith(found):
-        raise SinkError(
-            "sink.rows_cut_off",
-            "the input of a task ended early because its source failed; none of its rows were"
-            " published",
-            suggestion="nothing to do: Spark retries the task. The source's own error says why",
-            retriable=True,
-        )
-
-
-def _stream() -> Any:
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "main" and "infile" in frame.f_locals:
-            return frame.f_locals["infile"]
-        frame = frame.f_back
-    return None
