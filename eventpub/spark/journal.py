@@ -105,11 +105,13 @@ class Journals:
         source = pa.BufferReader(data)
         try:
             changes, keys = (pa.ipc.open_stream(source).read_all() for _ in range(2))
-            report = _head(changes.schema)["report"]
+            head = _head(changes.schema)
         except _UNREADABLE as error:
             raise self._damaged(name) from error
+        if keys.num_rows != head["rows"]:  # Arrow takes a cut between two messages for the end
+            raise self._damaged(name)
         found = zip(values(changes, "key"), values(changes, "value"), strict=True)
-        return Journal(report, keys, dict(found))
+        return Journal(head["report"], keys, dict(found))
 
     def changes(self, shard: int, after: int, upto: int) -> Iterator[Changes]:
         """Changes of batches ``after < batch <= upto``; raises state.journal_missing."""

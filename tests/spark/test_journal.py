@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from eventpub.channel import Report
@@ -76,6 +77,25 @@ class TestJournals:
         assert whole is not None
         assert head["report"] == whole.report == report
         assert head["digest"] == whole.digest
+
+    def test_one_that_is_cut_off_anywhere_is_named(self, tmp_path: Path) -> None:
+        """Arrow takes a cut between two messages for the end of its stream."""
+        journals, place = Journals(Place(str(tmp_path)), "q"), Place(str(tmp_path))
+        rows = pa.table({f.name: pa.nulls(2, f.type) for f in KEYS}, schema=KEYS)
+        assert journals.create(1, 0, Journal(Report(0), rows, {b"k": b"v"}))
+        whole = place.read(journals._name(1, 0))
+        assert whole is not None
+        read = journals.read(1, 0)
+        assert read is not None
+        assert read.keys.num_rows == 2
+        for size in range(
+            0, len(whole) - 8, 8
+        ):  # Arrow aligns; the last 8 say that nothing follows
+            place.delete(journals._name(1, 0))
+            assert place.create(journals._name(1, 0), whole[:size])
+            with pytest.raises(StateError) as damaged:
+                journals.read(1, 0)
+            assert damaged.value.code == "state.journal_damaged"
 
     @pytest.mark.parametrize("data", [b"", b"1234567", b"\x05" + bytes(7) + b"nojso", b"x" * 100])
     def test_one_that_cannot_be_read_is_named(self, tmp_path: Path, data: bytes) -> None:
