@@ -13,49 +13,32 @@ from eventpub.channel import Ended, Folding, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.database_changes import DatabaseChanges, NewestRows
-from eventpub.coordinator.health import HERE, Health, Schedule
-from eventpub.coordinator.position import DurableState, StartState, Windows
-from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
+from eventpub.coordinator.position import StartState, Windows
 from eventpub.coordinator.recounting import Recounting
-from eventpub.coordinator.requests import Pauses, Requests
-from eventpub.coordinator.shards import Failures, Runners, Shard, has_got_on
+from eventpub.coordinator.requests import Requests
+from eventpub.coordinator.shards import Runners, Shard
+from eventpub.coordinator.status import Overview
 from eventpub.errors import EventpubError
-
-_OUTCOMES: dict[type[e.Event], type[e.Command]] = {
-    e.Polled: e.Poll,
-    e.Counted: e.Count,
-    e.LagMeasured: e.MeasureLag,
-    e.TopicChecked: e.CheckTopic,
-    e.TableChecked: e.CheckTable,
-}
-"""The command that an event completes; a `Sample` may take two."""
 
 _FOLDING_EVERY = 10.0
 """Seconds between two log lines on reading the topic back."""
 
 
-class Coordinator:
+class Coordinator(Overview):
     def __init__(self, config: Config, start_state: StartState) -> None:
         begin, horizon = start_state, config.recount.horizon
         self._commands: list[e.Command] = []
         do = self._commands.append
-        self.seen_at = float("-inf")
-        self.pauses = Pauses(begin.is_paused, begin.paused_by, do)
-        self.shards = shards = [Shard(number) for number in range(config.run.shards)]
-        self.progress = progress = Progress(server=begin.server)
-        self.health = Health(shards)
-        self.lag = ShownLag(progress)
-        self.rate = Rate()
+        super().__init__(config, begin, do)
+        shards, durable, progress = self.shards, self.durable, self.progress
         self._until = begin.until
-        self.durable = durable = DurableState(begin)
         self._recounting = Recounting(
             horizon, begin.start, begin.now, begin.position, begin.hidden_since
         )
-        self._failures = Failures(config)
         self._requests = Requests(shards, begin.partitions, do)
         for request, reply in begin.requests:
             self._requests.receive(request, reply, is_kept=True)
-        self.runners = Runners(shards, self._failures, progress, do)
+        self.runners = Runners(shards, self.failures, progress, do)
         gaps = config.gaps
         self.windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
         newest = NewestRows(horizon, begin.start, begin.newest)
@@ -67,8 +50,7 @@ class Coordinator:
             do,
             is_fatal=config.recount.rows_in_past == "stop",
         )
-        self._schedule = Schedule(config.sink.delivery == "exactly_once")
-        self._report_log, self._fold_said_at = ReportLog(config), float("-inf")
+        self._fold_said_at = float("-inf")
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:
@@ -93,29 +75,27 @@ class Coordinator:
             e.StopAsked: lambda _, now: runners.stop(None, now),
         }
 
+    @property
+    def is_stopping(self) -> bool:
+        return self.runners.is_stopping
+
+    @property
+    def planned(self) -> int:
+        return self.windows.planned
+
     def in_work(self, shard: Shard) -> int:
-        compares = shard.compares_since is not None
-        return len(shard.sent) + self._requests.under_way(shard) + compares
+        return super().in_work(shard) + self._requests.under_way(shard)
 
     # -- the loop's side --------------------------------------------------------------------------
 
     def on(self, event: e.Event, now: float) -> list[e.Command]:
         """Handle an event and return what to do; `now`: monotonic, s."""
-        if self.seen_at < 0:
-            self.lag.begin(now)
-            self.rate.add(now, 0)
-        self.seen_at = now
         was_away = self.health.is_away("database")
-        self.health.observe(event, now)
-        for name, seconds in self.health.take_recovered():
-            self._do(e.Log("info", f"{name}: ok again after {seconds:.0f} s", {}))
+        self.see(event, now)
         if was_away and not self.health.is_away("database"):
             self.windows.polling.try_again(now)
             for shard in self.shards:
                 shard.start_at = min(shard.start_at, now)
-        if (kind := _OUTCOMES.get(type(event))) is not None:
-            self._schedule.is_done(kind)
-            self._failures.is_done(kind)
         self._handlers[type(event)](event, now)
         if not self.runners.is_over:
             self._go_on(now)
@@ -125,17 +105,17 @@ class Coordinator:
 
     def next_tick(self, now: float) -> float:
         """Seconds until the next useful `Tick`."""
-        if self.runners.is_stopping:
+        if self.is_stopping:
             return max(0.0, self.runners.stop_by - now)
         due = [*self.runners.due_at()]
         if not self.windows.polling.is_under_way:
             due.append(self.windows.polling.at)
         # what was due by the last event is done; per-second work waits for a tick
         later = [at for at in due if at > self.seen_at]
-        return max(0.0, min([*later, self._schedule.second_at]) - now)
+        return max(0.0, min([*later, self.schedule.second_at]) - now)
 
     def _go_on(self, now: float) -> None:
-        if not self.runners.is_stopping:
+        if not self.is_stopping:
             for shard in self.runners.due(now):
                 self._start_runner(shard, now)
             self._requests.send(is_paused=self.pauses.is_paused)
@@ -160,7 +140,6 @@ class Coordinator:
     def _runner_ended(self, event: Ended, now: float) -> None:
         if event.error is not None:
             self._requests.runner_failed(self.shards[event.shard], event.error)
-            self._schedule.met(event.error, now)
         self.runners.ended(event, now)
 
     def _pause(self, event: e.PauseAsked, now: float) -> None:
@@ -194,25 +173,17 @@ class Coordinator:
         else:
             self._recounting.account(report)
         is_first_written = self.durable.has_first_written(report)
-        self.durable.take(self.shards, report, self._recounting)
-        self._failures.is_well(shard.number, now, has_progressed=has_got_on(report))
-        if report.counts.rows or report.published:
-            self._schedule.had_rows(now)
-        self.progress.add(report, HERE)
-        self.progress.position = self.durable.position
+        self.account(report, self._recounting.uncounted_since, now)
         self._recounting.compared([s.report for s in self.shards if s.report is not None])
-        for line in self._report_log.lines(report, self.progress, now):
-            self._do(line)
         for request_id, answer in report.answers.items():
             self._requests.answered(request_id, shard.number, answer)
         if is_first and all(s.report is not None for s in self.shards):
             self._all_have_reported()
         if is_first_written:  # distinguishes a recreated topic from a new one
             self._remember()
-        seen_at = self.changes.seen_at
-        if seen_at is not None and self.windows.is_reached(self.durable.position):
+        if self.polled_at is not None and self.windows.is_reached(self.durable.position):
             # rows written since that poll are unknown
-            self.lag.is_none(seen_at)
+            self.lag.is_none(self.polled_at)
 
     def _all_have_reported(self) -> None:
         self.windows.begin_at(self.durable.position)
@@ -220,13 +191,14 @@ class Coordinator:
         self._remember()
 
     def _remember(self) -> None:
-        what = self.durable.document(len(self.shards), self.progress, self._recounting)
-        what |= {"is_paused": self.pauses.is_paused, "paused_by": self.pauses.paused_by}
-        self.durable.write(what, self._do)
+        uncounted = self._recounting.uncounted_since
+        behind = self._recounting.behind_since(self.durable.position)
+        self.write(self.durable.unpublished_since(uncounted, behind))
 
     # -- windows ----------------------------------------------------------------------------------
 
     def _polled(self, event: e.Polled, now: float) -> None:
+        self.polled_at = now
         self.lag.boundary = event.result.upper
         self.progress.without_identity += event.result.without_identity
         if self.changes.polled(event.result, now):
@@ -263,13 +235,13 @@ class Coordinator:
 
     def _ticked(self, event: e.Tick, now: float) -> None:
         del event
-        if self.runners.is_stopping or not self._schedule.is_second(now):
+        if self.is_stopping or not self.schedule.is_second(now):
             return
         self._recounting.second(now)
         self._count(now)
         durable, progress = self.durable, self.progress
         position = durable.position, progress.rows_read
-        for command in self._schedule.due(
+        for command in self.schedule.due(
             now, progress.time, position, durable.acknowledged, self.shards
         ):
             self._do(command)
@@ -287,8 +259,8 @@ class Coordinator:
         if above is not None:
             self._do(e.Sample(above))
             return
-        self._schedule.is_done(e.Sample)
-        self._failures.is_done(e.Sample)
+        self.schedule.is_done(e.Sample)
+        self.failures.is_done(e.Sample)
         error = self.changes.sampled(event, now)
         self.health.mark("times", self.changes.odd_times(now), now)
         if error is not None:
@@ -316,8 +288,6 @@ class Coordinator:
 
     def _failed(self, event: e.Failed, now: float) -> None:
         command, error = event.command, event.error
-        self._schedule.is_done(type(command))
-        self._schedule.met(error, now)
         if isinstance(command, e.Poll):
             self.windows.polling.failed(now)
             if error.code == "store.moved":
@@ -333,7 +303,7 @@ class Coordinator:
     # -- the end ----------------------------------------------------------------------------------
 
     def _finish_if_done(self, now: float) -> None:
-        if self.runners.is_stopping:
+        if self.is_stopping:
             if self.runners.have_stopped(now):
                 self._remember()
                 self.runners.finish()
@@ -348,6 +318,3 @@ class Coordinator:
         self._count(now)
         if self._recounting.is_over():
             self.runners.stop(None, now)
-
-    def _do(self, command: e.Command) -> None:
-        self._commands.append(command)

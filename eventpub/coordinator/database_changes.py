@@ -221,14 +221,12 @@ class DatabaseChanges:
         self._past_at, self._past_rows, self._past_oldest = float("-inf"), 0, 0
         self._ended: dict[tuple[int, int], float] = {}
         self._warned_at, self._warned_of = float("-inf"), ((False, False), 0)
-        self.seen_at: float | None = None
 
     # -- polls ------------------------------------------------------------------------------------
 
     def polled(self, result: PollResult, now: float) -> bool:
         """Process a poll; True if the state must be written at once."""
         progress = self._progress
-        self.seen_at = now
         progress.time = result.now
         if result.state != "denied":  # hidden rows stay hidden without the privilege
             self._durable.open_hidden_since = result.hidden_since

@@ -128,7 +128,7 @@ class Health:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
         self._checks = NamedChecks([_of(shard) for shard in shards])
-        self.take_recovered = self._checks.take_recovered
+        self.set, self.take_recovered = self._checks.set, self._checks.take_recovered
         self._got_on_at: float | None = None
         self._folding: dict[int, tuple[Folding, float]] = {}
         """By shard that reads its topic back: its progress, and when that was reported."""
@@ -332,8 +332,10 @@ class Schedule:
     def met(self, error: EventpubError, now: float) -> None:
         """Check the table soon if a statement met another table than is known."""
         if error.code in _OF_ANOTHER_TABLE:
-            soon = now + _IN_DOUBT_AFTER
-            self._next[e.CheckTable] = min(self._next.get(e.CheckTable, soon), soon)
+            self.hasten(e.CheckTable, now + _IN_DOUBT_AFTER)
+
+    def hasten(self, kind: type[e.Command], at: float) -> None:
+        self._next[kind] = min(self._next.get(kind, at), at)
 
     def is_done(self, kind: type[e.Command]) -> None:
         self._under_way.discard(kind)

@@ -15,7 +15,6 @@ from eventpub.channel import Beginning, PartitionId, Report, Request, Window
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.events import Do, ForgetFormer, Poll, Polled, Remember, Reply
 from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.shards import Shard
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.open_transactions import DAY
@@ -57,19 +56,6 @@ class StartState:
     kept: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[tuple[Request, Reply], ...] = ()
 
-    def document(
-        self, progress: Progress, *, ends: Mapping[PartitionId, int], **where: Any
-    ) -> dict[str, Any]:
-        return {
-            **self.kept,
-            **where,
-            "run": self.run,
-            "partitions": self.partitions,
-            "holds": progress.holds_open,
-            "server": progress.server,
-            "ends": [[*place, end] for place, end in ends.items()],
-        }
-
 
 class DurableState:
     def __init__(self, begin: StartState) -> None:
@@ -96,7 +82,7 @@ class DurableState:
         known = self.acknowledged
         return any(end and not known.get(place) for place, end in report.offsets.items())
 
-    def take(self, shards: list[Shard], report: Report, recounting: Recounting) -> None:
+    def take(self, shards: list[Shard], report: Report, uncounted_since: int | None) -> None:
         """Take over a report: hidden ranges are stored with the position they belong to."""
         self.acknowledged |= report.offsets
         self.is_placed = self.is_placed or report.is_placed
@@ -110,7 +96,7 @@ class DurableState:
             begun = self._begin.hidden_since
             since = [self._hidden_since.get(r.shard, begun) for r in reports]
             self.shards_hidden_since = min((at for at in since if at is not None), default=None)
-        self.uncounted_since = recounting.uncounted_since
+        self.uncounted_since = uncounted_since
 
     def hidden(self, time: int | None) -> int | None:
         """Since when rows may be hidden from a new poller of open transactions, µs.
@@ -137,7 +123,7 @@ class DurableState:
 
     def beginning(self, shard: Shard, uncounted_since: int | None) -> Beginning:
         return Beginning(
-            hidden_since=self._unpublished_since(uncounted_since),
+            hidden_since=self.unpublished_since(uncounted_since),
             low=self.low if shard.report is None else max(self.low, shard.report.low),
             position=self.position,
             acknowledged=dict(self.acknowledged),
@@ -147,7 +133,7 @@ class DurableState:
             former_indexes=self.former_indexes,
         )
 
-    def _unpublished_since(self, *others: int | None) -> int | None:
+    def unpublished_since(self, *others: int | None) -> int | None:
         since = (self.shards_hidden_since, self.open_hidden_since, *others)
         return min((at for at in since if at is not None), default=None)
 
@@ -161,25 +147,33 @@ class DurableState:
     def write(self, what: dict[str, Any], do: Do) -> None:
         """Write the document if it is new: a write waits for the disk."""
         if what != self.written or self.to_forget is not None:
-            do(Remember(what, self.to_forget))
+            command = Remember(what, self.to_forget)
             self.written, self.to_forget = what, None
+            do(command)
 
     def is_not_written(self, command: Remember) -> None:
         self.written = None
         self.to_forget = command.then or self.to_forget
 
-    def document(self, shards: int, progress: Progress, recounting: Recounting) -> dict[str, Any]:
-        behind_since = recounting.behind_since(self.position)
-        return self._begin.document(
-            progress,
-            position=self.position,
-            low=self.low,
-            hidden_since=self._unpublished_since(recounting.uncounted_since, behind_since),
-            newest=None if self.newest is None else [*self.newest, self.layout.sampled_by],
-            ends=self.acknowledged,
-            shards=shards if self.former_shards is None else self.former_shards,
-            placed=self.is_placed,
-        )
+    def document(
+        self, shards: int, progress: Progress, hidden_since: int | None, **where: Any
+    ) -> dict[str, Any]:
+        begin = self._begin
+        return {
+            **begin.kept,
+            **where,
+            "run": begin.run,
+            "position": self.position,
+            "low": self.low,
+            "hidden_since": hidden_since,
+            "newest": None if self.newest is None else [*self.newest, self.layout.sampled_by],
+            "ends": [[*place, end] for place, end in self.acknowledged.items()],
+            "shards": shards if self.former_shards is None else self.former_shards,
+            "partitions": begin.partitions,
+            "placed": self.is_placed,
+            "holds": progress.holds_open,
+            "server": progress.server,
+        }
 
 
 _FIRST_WAIT = 0.25

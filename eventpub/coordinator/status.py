@@ -1,25 +1,113 @@
-"""The publisher's status as one document, from which everything shown is derived."""
+"""What is known of a publisher, whichever its engine, and its status as one document, from which
+everything shown is derived."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.health import STALLED_AFTER, NamedCheck
-from eventpub.coordinator.progress import Rate, ShownLag
-from eventpub.coordinator.shards import Shard
+from eventpub.channel import Ended, Report
+from eventpub.config import Config
+from eventpub.coordinator import events as e
+from eventpub.coordinator.health import HERE, STALLED_AFTER, Health, NamedCheck, Schedule
+from eventpub.coordinator.position import DurableState, StartState
+from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
+from eventpub.coordinator.requests import Pauses
+from eventpub.coordinator.shards import Failures, Shard, has_got_on
 from eventpub.log import dropped
+
+_OUTCOMES: dict[type[e.Event], type[e.Command]] = {
+    e.Polled: e.Poll,
+    e.Counted: e.Count,
+    e.LagMeasured: e.MeasureLag,
+    e.TopicChecked: e.CheckTopic,
+    e.TableChecked: e.CheckTable,
+}
+"""The command that an event completes; a `Sample` may take two."""
 
 _BUSY_FOR = 4.0
 """Seconds without an answer after which it is reported."""
 
 
-def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
-    """The status document; call in the coordinator's thread.
+class Overview:
+    """What both engines know of their shards, show, and remember. Times are monotonic s.
+
+    Attributes:
+        seen_at: when something last happened in the engine's loop.
+        polled_at: when the database last answered a poll of the boundary.
+    """
+
+    where = HERE
+
+    def __init__(self, config: Config, begin: StartState, do: e.Do) -> None:
+        self._do = do
+        self.seen_at = float("-inf")
+        self.polled_at: float | None = None
+        self.shards = [Shard(number) for number in range(config.run.shards)]
+        self.progress = Progress(server=begin.server)
+        self.durable = DurableState(begin)
+        self.health = Health(self.shards)
+        self.lag = ShownLag(self.progress)
+        self.rate = Rate()
+        self.pauses = Pauses(begin.is_paused, begin.paused_by, do)
+        self.failures = Failures(config)
+        self.schedule = Schedule(config.sink.delivery == "exactly_once")
+        self._report_log = ReportLog(config)
+
+    @property
+    def is_stopping(self) -> bool:
+        return False
+
+    @property
+    def planned(self) -> int:
+        """Everything created up to here is to be published, µs."""
+        return self.lag.boundary
+
+    def in_work(self, shard: Shard) -> int:
+        return len(shard.sent) + (shard.compares_since is not None)
+
+    def see(self, event: e.Event, now: float) -> None:
+        """Note what an event says of the publisher's health, and of checks in flight."""
+        if self.seen_at < 0:
+            self.lag.begin(now)
+            self.rate.add(now, 0)
+        self.seen_at = now
+        self.health.observe(event, now)
+        for name, seconds in self.health.take_recovered():
+            self._do(e.Log("info", f"{name}: ok again after {seconds:.0f} s", {}))
+        if (kind := _OUTCOMES.get(type(event))) is not None:
+            self.schedule.is_done(kind)
+            self.failures.is_done(kind)
+        if isinstance(event, e.Failed):
+            self.schedule.is_done(type(event.command))
+        if isinstance(event, (e.Failed, Ended)) and event.error is not None:
+            self.schedule.met(event.error, now)
+
+    def account(self, report: Report, uncounted_since: int | None, now: float) -> None:
+        """Add a report that its shard has taken to what is remembered, shown and logged."""
+        self.durable.take(self.shards, report, uncounted_since)
+        self.failures.is_well(report.shard, now, has_progressed=has_got_on(report))
+        if report.counts.rows or report.published:
+            self.schedule.had_rows(now)
+        self.progress.add(report, self.where)
+        self.progress.position = self.durable.position
+        for line in self._report_log.lines(report, self.progress, now):
+            self._do(line)
+
+    def write(self, hidden_since: int | None, **where: Any) -> None:
+        """Write what must survive the process, if it has changed.
+
+        `hidden_since`: rows below the position that may be unpublished were created after this, µs.
+        """
+        what = self.durable.document(len(self.shards), self.progress, hidden_since, **where)
+        what |= {"is_paused": self.pauses.is_paused, "paused_by": self.pauses.paused_by}
+        self.durable.write(what, self._do)
+
+
+def status(overview: Overview, now: float) -> dict[str, Any]:
+    """The status document; call in the thread of the engine's loop.
 
     Returns:
         JSON-serializable. Times that end in ``_at``, ``since`` and ``last_ok`` are Unix times in s,
@@ -28,74 +116,54 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         unread events, at most `workers.MOST_EVENTS`, plus one per held aggregate; null: unknown.
         Rates are events per second.
     """
-    is_paused, paused_by = coordinator.pauses.is_paused, coordinator.pauses.paused_by
-    unread = coordinator.lag.unread_seconds(now)
-    checks = coordinator.health.checks(now, unread, paused_by=paused_by if is_paused else None)
-    shards: list[dict[str, Any]] = []
-    for shard in coordinator.shards:
-        error = coordinator.health.errors.get(shard.number)
-        at = None if error is None else unix(error.at, now)
-        shards.append(
-            {
-                "lag_seconds": lag_seconds(coordinator, now, shard),
-                "is_running": shard.lane is not None,
-                "in_work": coordinator.in_work(shard),
-                "last_error": None if error is None else asdict(error) | {"at": at},
-            }
-        )
-    low, seen_at = coordinator.durable.low, coordinator.changes.seen_at
-    return document(
-        coordinator.lag, coordinator.rate, low, checks=checks, shards=shards, now=now
-    ) | {
-        "state": _state(coordinator),
-        "is_paused": is_paused,
-        "paused_by": paused_by,
-        "is_alive": now - coordinator.seen_at < STALLED_AFTER,
-        "poll_age_seconds": None if seen_at is None else round(now - seen_at, 3),
-    }
-
-
-def document(  # noqa: PLR0913 (what all of it is made of)
-    lag: ShownLag,
-    rate: Rate,
-    low: int,
-    *,
-    checks: Iterable[NamedCheck],
-    shards: Iterable[dict[str, Any]],
-    now: float,
-) -> dict[str, Any]:
-    """What both engines show; everything created up to `low`, µs, is published."""
-    progress = lag.progress
-
-    def of_check(check: NamedCheck) -> dict[str, Any]:
-        times = {"since": unix(check.since, now), "last_ok": unix(check.last_ok, now)}
-        return asdict(check) | times
-
-    def of_shard(number: int, facts: dict[str, Any]) -> dict[str, Any]:
-        known = progress.per_shard.get(number, {})
-        shown = {name: known.get(name) for name in ("position", "next_due", "index_bytes")}
-        shown |= {name: known.get(name, 0) for name in ("holds", "published")}
-        return {"shard": number, "where": known.get("where", "")} | shown | facts
-
+    is_paused, paused_by = overview.pauses.is_paused, overview.pauses.paused_by
+    progress, lag = overview.progress, overview.lag
+    unread = lag.unread_seconds(now)
+    checks = overview.health.checks(now, unread, paused_by=paused_by if is_paused else None)
+    polled_at = overview.polled_at
     return {
         "at": round(time.time(), 3),
+        "state": _state(overview),
+        "is_paused": is_paused,
+        "paused_by": paused_by,
+        "is_alive": now - overview.seen_at < STALLED_AFTER,
+        "poll_age_seconds": None if polled_at is None else round(now - polled_at, 3),
         "position": progress.position,
         "database_time": progress.time,
         "lag": {
-            "seconds": round(lag.seconds(low, now), 3),
+            "seconds": round(lag_seconds(overview, now), 3),
             "events": lag.events(now),
             "ahead_seconds": round(progress.ahead_seconds, 3),
             "ahead_rows": progress.rows_ahead,
         },
-        "rates": {"published": round(rate.at(now), 1)},
+        "rates": {"published": round(overview.rate.at(now), 1)},
         "watermark": progress.watermark,
         "counters": progress.counters() | {"log_lines_dropped": dropped()},
         "holds_open": progress.holds_open,
         "latency": asdict(progress.latency),
         "steps": {step: asdict(found) for step, found in progress.steps.items()},
         "last_error": progress.last_error,
-        "checks": [of_check(check) for check in checks],
-        "shards": [of_shard(number, facts) for number, facts in enumerate(shards)],
+        "checks": [_of_check(check, now) for check in checks],
+        "shards": [_of_shard(overview, shard, now) for shard in overview.shards],
+    }
+
+
+def _of_check(check: NamedCheck, now: float) -> dict[str, Any]:
+    return asdict(check) | {"since": unix(check.since, now), "last_ok": unix(check.last_ok, now)}
+
+
+def _of_shard(overview: Overview, shard: Shard, now: float) -> dict[str, Any]:
+    known = overview.progress.per_shard.get(shard.number, {})
+    error = overview.health.errors.get(shard.number)
+    return {
+        "shard": shard.number,
+        "where": known.get("where", ""),
+        **{name: known.get(name) for name in ("position", "next_due", "index_bytes")},
+        **{name: known.get(name, 0) for name in ("holds", "published")},
+        "lag_seconds": lag_seconds(overview, now, shard),
+        "is_running": shard.lane is not None,
+        "in_work": overview.in_work(shard),
+        "last_error": None if error is None else asdict(error) | {"at": unix(error.at, now)},
     }
 
 
@@ -104,25 +172,36 @@ def unix(at: float | None, now: float) -> float | None:
     return None if at is None else round(time.time() - (now - at), 3)
 
 
-def _state(coordinator: Coordinator) -> str:
-    if coordinator.runners.is_stopping:
+def _state(overview: Overview) -> str:
+    if overview.is_stopping:
         return "stopping"
-    if any(shard.report is None for shard in coordinator.shards):
-        return "starting"
-    return "paused" if coordinator.pauses.is_paused else "running"
+    if overview.pauses.is_paused:
+        return "paused"
+    has_begun = all(shard.report is not None for shard in overview.shards)
+    return "running" if has_begun else "starting"
 
 
-def lag_seconds(coordinator: Coordinator, now: float, shard: Shard | None = None) -> float:
+def shown(overview: Overview, now: float) -> Progress:
+    """The progress with the lag as shown everywhere, held events included."""
+    events = overview.lag.events(now)
+    return replace(
+        overview.progress,
+        lag_seconds=lag_seconds(overview, now),
+        lag_events=-1 if events is None else events,
+    )
+
+
+def lag_seconds(overview: Overview, now: float, shard: Shard | None = None) -> float:
     """Age below the boundary of the oldest unpublished event, held ones included."""
-    shown = coordinator.lag
-    lag = shown.seconds(coordinator.durable.low, now)
+    shown = overview.lag
+    lag = shown.seconds(overview.durable.low, now)
     report = None if shard is None else shard.report
     if shard is None or report is None or not lag or not shown.is_known(now):
         return lag
-    if shard.sent or report.holds or report.position < coordinator.windows.planned:
+    if shard.sent or report.holds or report.position < overview.planned:
         return min(lag, max(0.0, shown.below(report.low)))
     # nothing is planned: the next rows may be this shard's
-    is_published = shard.lane is not None and not coordinator.pauses.is_paused
+    is_published = shard.lane is not None and not overview.pauses.is_paused
     return 0.0 if is_published else shown.unread_seconds(now)
 
 

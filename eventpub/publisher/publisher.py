@@ -30,7 +30,7 @@ from eventpub.config import Config, format_time
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.status import lag_seconds, notable, status, unanswered
+from eventpub.coordinator.status import notable, shown, status, unanswered
 from eventpub.errors import EventpubError
 from eventpub.failpoint import failpoint
 from eventpub.masking import mask_all
@@ -66,7 +66,8 @@ class StatusFile:
         self._state = state
         self._checks: list[tuple[str, str, str]] = []
         self._at = float("-inf")
-        self.identity: dict[str, Any] = {
+        self._last: dict[str, Any] = {}
+        self._identity: dict[str, Any] = {
             "version": __version__,
             "app": config.app.id,
             "table": config.store.table,
@@ -77,19 +78,57 @@ class StatusFile:
             "started_at": round(time.time(), 3),
         }
 
+    def show(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Complete a status document, made in the thread of the engine's loop."""
+        self._last = self._identity | document
+        return self._last
+
     def keep(
-        self, found: dict[str, Any], error: EventpubError | None = None, *, is_over: bool = False
-    ) -> None:
-        """Write a status if a check has changed, the file is old, or the run is over."""
+        self, document: dict[str, Any], error: EventpubError | None = None, *, is_over: bool = False
+    ) -> dict[str, Any]:
+        """Show it; write it if a check has changed, the file is old, or the run is over."""
+        found = self.show(document)
         now, checks = time.monotonic(), notable(found)
         if not is_over and checks == self._checks and now - self._at < _KEPT_EVERY:
-            return
+            return found
         self._checks, self._at = checks, now
         if is_over:
             why = None if error is None else str(error)
             found |= {"state": "stopped", "stopped_by": why, "stopped_at": time.time()}
         with suppress(EventpubError):  # a full disk is reported elsewhere
             self._state.write(self._state.status_file, mask_all(found))
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """The status of the last second; thread-safe."""
+        return unanswered(self._last, self._last["at"], time.time())
+
+
+def pause(
+    post: Callable[[e.PauseAsked], None], is_paused: bool, by: str, timeout: float
+) -> dict[str, Any]:
+    """Have the engine's loop pause or resume publishing.
+
+    Returns:
+        `is_paused`; None: no answer in time. With an `error` the change could not be written, and
+        lasts until the publisher ends.
+    """
+    by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
+    outcome = _reply(lambda reply: post(e.PauseAsked(is_paused, reply, by)), timeout)
+    return {
+        "is_paused": None if outcome is None else is_paused,
+        "in_work": outcome if isinstance(outcome, int) else 0,
+        "error": outcome.to_dict() if isinstance(outcome, EventpubError) else None,
+    }
+
+
+def _reply(ask: Callable[[Callable[[Any], None]], None], timeout: float) -> Any:
+    """What is replied in another thread; None: timed out."""
+    replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ask(replies.put)
+    with suppress(queue.Empty):
+        return replies.get(timeout=timeout)
+    return None
 
 
 class CommandRunner:
@@ -109,7 +148,8 @@ class CommandRunner:
         self._events = events
         self._coordinator = coordinator
         self._file = StatusFile(config, state, prepared.start_state.run)
-        self._last = self._document()
+        self._file.show(status(coordinator, time.monotonic()))
+        self.status = self._file.status
         self._boundary_work = BoundaryWork(self._assignment, prepared.start_state.until)
         self._checks_work = ChecksWork(self._assignment)
         broker_work = BrokerWork(self._assignment, prepared.topics)
@@ -178,40 +218,20 @@ class CommandRunner:
 
     # -- what others ask ---------------------------------------------------------------------------
 
-    def _document(self) -> dict[str, Any]:
-        return self._file.identity | status(self._coordinator, time.monotonic())
-
     def keep_status(
         self, error: EventpubError | None = None, *, is_over: bool = False
     ) -> dict[str, Any]:
-        """The status, made in the loop's thread; written by `StatusFile.keep`."""
-        found = self._last = self._document()
-        self._file.keep(found, error, is_over=is_over)
-        return found
-
-    def status(self) -> dict[str, Any]:
-        """The status of the last second; thread-safe."""
-        return unanswered(self._last, self._last["at"], time.time())
+        now = time.monotonic()
+        return self._file.keep(status(self._coordinator, now), error, is_over=is_over)
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """Pause or resume publishing; thread-safe.
-
-        Returns:
-            `is_paused`; None: no answer in time. With an `error` the change could not be written,
-            and lasts until the publisher ends.
-        """
-        by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
-        outcome = self._answer(lambda reply: e.PauseAsked(is_paused, reply, by), _PAUSE_TIMEOUT)
-        return {
-            "is_paused": None if outcome is None else is_paused,
-            "in_work": outcome if isinstance(outcome, int) else 0,
-            "error": outcome.to_dict() if isinstance(outcome, EventpubError) else None,
-        }
+        return pause(self._events.put, is_paused, by, _PAUSE_TIMEOUT)
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         """Have shards do something; thread-safe. No `answers`: it timed out, or see `error`."""
         timeout = min(max(timeout, 0.0), _ANSWER_TIMEOUT)
-        outcome = self._answer(lambda reply: e.RequestReceived(request, reply), timeout)
+        post = self._events.put
+        outcome = _reply(lambda reply: post(e.RequestReceived(request, reply)), timeout)
         if outcome is None:
             self.withdraw(request.id)
         if outcome is None or isinstance(outcome, EventpubError):
@@ -221,14 +241,6 @@ class CommandRunner:
 
     def withdraw(self, id: str) -> None:
         self._events.put(e.Withdrawn(id))
-
-    def _answer(self, event: Callable[[Callable[[Any], None]], e.Event], timeout: float) -> Any:
-        """The coordinator's reply to an event; None: timed out."""
-        replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._events.put(event(replies.put))
-        with suppress(queue.Empty):
-            return replies.get(timeout=timeout)
-        return None
 
 
 _STOP_SEEN_WITHIN = 0.2
@@ -317,7 +329,7 @@ class Publisher:
                 coordinator.progress.stopped_by = self._stopped_by
                 for command in commands:
                     if isinstance(command, e.Show):
-                        self._on_progress(_shown(coordinator, now))
+                        self._on_progress(shown(coordinator, now))
                         runner.show()
                     elif isinstance(command, e.Finish):
                         runner.keep_status(command.error, is_over=True)
@@ -363,16 +375,6 @@ class Publisher:
                 signal.signal(number, handler)
 
         return restore
-
-
-def _shown(coordinator: Coordinator, now: float) -> Progress:
-    """The progress with the lag as shown everywhere, held events included."""
-    events = coordinator.lag.events(now)
-    return replace(
-        coordinator.progress,
-        lag_seconds=lag_seconds(coordinator, now),
-        lag_events=-1 if events is None else events,
-    )
 
 
 def _tune_garbage_collector() -> None:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from eventpub.channel import Request
-from eventpub.config import Config, format_time
-from eventpub.coordinator.events import CheckTopic
+from eventpub.config import Config
+from eventpub.coordinator.events import CheckTopic, PauseAsked
 from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.shards import Failures
+from eventpub.coordinator.status import shown
 from eventpub.errors import EventpubError
 from eventpub.ops.http import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
+from eventpub.publisher.publisher import pause
 from eventpub.sink.fencing import fence_all
 from eventpub.spark.checkpoint import HANGING, Checkpoints
 from eventpub.spark.monitor import Monitor
@@ -109,13 +109,12 @@ class Query:
         self._config, self._state, self._prepared = config, state, prepared
         self._available_now = available_now
         self._replaces_checkpoint = replaces_checkpoint
-        self._failures = Failures(config)
-        self.paused_by = prepared.start_state.paused_by
-        self.is_paused = prepared.start_state.is_paused
-        self._pauses: queue.SimpleQueue[tuple[bool, str, Callable[[], None]]] = queue.SimpleQueue()
+        self._pauses: queue.SimpleQueue[PauseAsked] = queue.SimpleQueue()
         self._checkpoints = Checkpoints(config, state, prepared)
         self._publisher = self._checkpoints.chosen(is_new=replaces_checkpoint)
-        self.monitor = Monitor(config, state, prepared, self._publisher, self)
+        self.monitor = Monitor(config, state, prepared, self._publisher)
+        self.status, self.ask = self.monitor.status, self.monitor.ask
+        self.withdraw = self.monitor.withdraw
         self._pages = Pages(config, self, state)
         self._session: SparkSession | None = None
         self._query: Any = None
@@ -125,9 +124,9 @@ class Query:
         self._is_taken_over = False
 
     def __enter__(self) -> Query:
-        if self.is_paused:
+        if (pauses := self.monitor.pauses).is_paused:
             log.warning(
-                "starting paused; run `eventpub resume` to start publishing", by=self.paused_by
+                "starting paused; run `eventpub resume` to start publishing", by=pauses.paused_by
             )
         self._pages.begin()
         return self
@@ -154,17 +153,17 @@ class Query:
             EventpubError: what waiting cannot fix.
         """
         wait, start_at, failures, shown_at = _FIRST_WAIT, 0.0, 0, 0.0
-        progress = self.monitor.progress
+        progress, pauses = self.monitor.progress, self.monitor.pauses
         while stopped_by() is None:
             now = time.monotonic()
-            self._take_pauses()
+            self._take_pauses(now)
             error: EventpubError | None = None
             if self._starting is not None:
                 if not self._starting.is_alive():
                     self._starting, error = None, self._start_error
-                    if self.is_paused:  # paused while it started
+                    if pauses.is_paused:  # paused while it started
                         self._stop_query()
-            elif self._query is None and not self.is_paused and now >= start_at:
+            elif self._query is None and not pauses.is_paused and now >= start_at:
                 self._starting = threading.Thread(target=self._try_to_start, daemon=True)
                 self._starting.start()
             elif self._query is not None and not self._query.isActive:
@@ -179,7 +178,7 @@ class Query:
                 failures += 1
                 self._require_usable(error, failures, now)
                 self.monitor.failed(error, now)
-                final = self._failures.of_shard(0, error, failures, now)
+                final = self.monitor.failures.of_shard(0, error, failures, now)
                 if final is not None:
                     self._is_taken_over = final.code == "sink.other_query"
                     self.monitor.show(now, error=final, is_over=True)
@@ -193,13 +192,13 @@ class Query:
                 shown_at = now
                 self._state.beat()
                 self._pages.sample(self.monitor.show(now))
-                on_progress(progress)
+                on_progress(shown(self.monitor, now))
             time.sleep(_LOOKS_EVERY)
         progress.stopped_by = stopped_by()
         self._stop_query()
         _try_to(self.monitor.settle)
         self.monitor.show(time.monotonic(), is_over=True)
-        on_progress(progress)
+        on_progress(shown(self.monitor, time.monotonic()))
         return progress
 
     def _require_usable(self, error: EventpubError, failures: int, now: float) -> None:
@@ -219,11 +218,11 @@ class Query:
         error = self.monitor.look(self._query, now)
         if error is not None and error.code == HANGING:
             self._require_usable(error, 1, now)
-        if error is not None and self._failures.of_command(CheckTopic({}), error, now):
+        if error is not None and self.monitor.failures.of_command(CheckTopic({}), error, now):
             self.monitor.show(now, error=error, is_over=True)
             raise error
         if self.monitor.well_for(now):
-            self._failures.is_well(0, now, has_progressed=True)
+            self.monitor.failures.is_well(0, now, has_progressed=True)
 
     def _try_to_start(self) -> None:
         self._start_error = None
@@ -285,34 +284,19 @@ class Query:
 
     # -- what others ask --------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
-        return self.monitor.status()
-
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        done = threading.Event()
-        by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
-        self._pauses.put((is_paused, by, done.set))
-        answered = done.wait(_STOPS_WITHIN + 5)
-        return {"is_paused": is_paused if answered else None, "in_work": 0, "error": None}
+        return pause(self._pauses.put, is_paused, by, _STOPS_WITHIN + 5)
 
-    def _take_pauses(self) -> None:
+    def _take_pauses(self, now: float) -> None:
         while not self._pauses.empty():
-            is_paused, by, done = self._pauses.get()
-            if is_paused != self.is_paused:
-                self.is_paused, self.paused_by = is_paused, by if is_paused else ""
-                text = "paused: run `eventpub resume` to publish again"
-                log.info(text if is_paused else "resumed", by=by)
-                if is_paused:
-                    self._stop_query()
-                self.monitor.remember()
-                self.monitor.show(time.monotonic())  # so that the next status shows it
-            done()
-
-    def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        return self.monitor.ask(request, timeout)
-
-    def withdraw(self, id: str) -> None:
-        self.monitor.withdraw(id)
+            event = self._pauses.get()
+            if not self.monitor.pauses.ask(event):
+                event.reply(0)
+                continue
+            if event.is_paused:
+                self._stop_query()
+            self.monitor.show(now)  # before the reply
+            self.monitor.remember()
 
 
 def _try_to(do: Callable[[], object]) -> None:
