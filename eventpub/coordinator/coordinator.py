@@ -12,7 +12,7 @@ from collections.abc import Callable
 from eventpub.channel import Ended, Folding, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
-from eventpub.coordinator.database_changes import DatabaseChanges, NewestRows
+from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.position import StartState, Windows
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.requests import Requests
@@ -41,14 +41,14 @@ class Coordinator(Overview):
         self.runners = Runners(shards, self.failures, progress, do)
         gaps = config.gaps
         self.windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
-        newest = NewestRows(horizon, begin.start, begin.newest)
         self.changes = DatabaseChanges(
-            newest,
-            self._recounting,
-            durable,
-            progress,
-            do,
-            is_fatal=config.recount.rows_in_past == "stop",
+            config,
+            begin.start,
+            begin.newest,
+            begin.layout,
+            recounting=self._recounting,
+            progress=progress,
+            do=do,
         )
         self._fold_said_at = float("-inf")
         self._handlers = self._handlers_by_type()
@@ -128,7 +128,7 @@ class Coordinator(Overview):
     # -- runners ----------------------------------------------------------------------------------
 
     def _start_runner(self, shard: Shard, now: float) -> None:
-        beginning = self.durable.beginning(shard, self._recounting.uncounted_since)
+        beginning = self.durable.beginning(shard.report, self._recounting.uncounted_since)
         self.runners.start(shard, beginning)
         if not self.pauses.is_paused:  # else `_pause` catches up
             self._begin_work(shard, now)
@@ -193,7 +193,8 @@ class Coordinator(Overview):
     def _remember(self) -> None:
         uncounted = self._recounting.uncounted_since
         behind = self._recounting.behind_since(self.durable.position)
-        self.write(self.durable.unpublished_since(uncounted, behind))
+        hidden_since = self.durable.unpublished_since(uncounted, behind)
+        self.write(hidden_since, self.changes.newest, self.changes.layout.sampled_by)
 
     # -- windows ----------------------------------------------------------------------------------
 
@@ -201,6 +202,8 @@ class Coordinator(Overview):
         self.polled_at = now
         self.lag.boundary = event.result.upper
         self.progress.without_identity += event.result.without_identity
+        if event.result.state != "denied":  # hidden rows stay hidden without the privilege
+            self.durable.open_hidden_since = event.result.hidden_since
         if self.changes.polled(event.result, now):
             self._remember()
         uncounted, is_paused = self._recounting.uncounted_since, self.pauses.is_paused

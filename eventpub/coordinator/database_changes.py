@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from eventpub.admission.model import bucket_of
-from eventpub.config import format_time
+from eventpub.config import Config, format_time
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.events import Do, Reassign, Sampled, TableChecked, warning
 from eventpub.coordinator.progress import Progress
@@ -185,35 +184,29 @@ _CLOCK_TOLERANCE = 60_000_000
 """µs by which an event may lie in the future without a warning."""
 
 
-class Known(Protocol):
-    position: int
-    layout: Layout
-    newest: tuple[int, int] | None
-    open_hidden_since: int | None
-
-
 class DatabaseChanges:
     """Pure: times are arguments, monotonic s.
 
-    Args:
-        is_fatal: whether rows of the past that keep coming stop the publisher.
+    Attributes:
+        newest: of an earlier sample whose rows of the past are counted; see `NewestRows.last`.
     """
 
     def __init__(  # noqa: PLR0913 (the parts that it passes things to)
         self,
-        newest: NewestRows,
+        config: Config,
+        start: int,
+        newest: tuple[int, int] | None,
+        layout: Layout,
+        *,
         recounting: Recounting,
-        durable: Known,
         progress: Progress,
         do: Do,
-        *,
-        is_fatal: bool,
     ) -> None:
-        self._newest = newest
-        self.wants_more = newest.wants_more
-        self._is_fatal = is_fatal
+        self.newest, self.layout = newest, layout
+        self._rows = NewestRows(config.recount.horizon, start, newest)
+        self.wants_more = self._rows.wants_more
+        self._is_fatal = config.recount.rows_in_past == "stop"
         self._recounting = recounting
-        self._durable = durable
         self._progress = progress
         self._do = do
         self._warned_of_watermark = ""
@@ -228,8 +221,6 @@ class DatabaseChanges:
         """Process a poll; True if the state must be written at once."""
         progress = self._progress
         progress.time = result.now
-        if result.state != "denied":  # hidden rows stay hidden without the privilege
-            self._durable.open_hidden_since = result.hidden_since
         self._meet(result.server)
         self._recounting.ended(result.ended)
         found = ((bucket_of(after + 1), bucket_of(upto)) for after, upto in result.ended)
@@ -245,7 +236,7 @@ class DatabaseChanges:
             if seconds > 0:
                 text = "the database's clock went ahead of this machine's: its seconds are counted"
                 text += " again"
-            position = format_time(self._durable.position)
+            position = format_time(progress.position)
             self._do(warning(text, seconds=abs(round(seconds, 3)), position=position))
         return seconds < 0
 
@@ -276,25 +267,25 @@ class DatabaseChanges:
 
     def sampled(self, event: Sampled, now: float) -> StoreError | None:
         """Process a sample; returns the error to stop with if rows would be lost."""
-        newest, durable, time = self._newest, self._durable, self._progress.time
+        newest, progress = self._rows, self._progress
         self._ended = {b: since for b, since in self._ended.items() if now - since < ENDED_FOR}
         ended = list(self._ended)
-        found = newest.sample(time, durable.position, event.rows, ended, event.above)
+        found = newest.sample(progress.time, progress.position, event.rows, ended, event.above)
         if found:
             self._note_past([row.created for row in found], now)
         elif not self._recounting.has_late:
-            durable.newest = newest.last
-        progress, is_far = self._progress, event.ahead > _CLOCK_TOLERANCE
+            self.newest = newest.last
+        is_far = event.ahead > _CLOCK_TOLERANCE
         progress.ahead_seconds = event.ahead / 1e6 if is_far else 0.0
         progress.rows_ahead = event.rows_ahead if is_far else 0
         self._warn_of_odd_times(now)
         if not (self._is_fatal and newest.trips):
             return None
-        return newest.error(time, durable.layout.where, self._zone)
+        return newest.error(progress.time, self.layout.where, self._zone)
 
     @property
     def _zone(self) -> str | None:
-        zone = self._durable.layout.zone
+        zone = self.layout.zone
         return None if zone is None else zone.name
 
     def _note_past(self, created: list[int], now: float) -> None:
@@ -345,13 +336,13 @@ class DatabaseChanges:
     def altered(self, event: TableChecked) -> StoreError | None:
         """Use an altered table's layout, and return the error to reconnect with."""
         self._never_read = event.never_read
-        before, layout = self._durable.layout, event.layout
+        before, layout = self.layout, event.layout
         if layout == before:
             return None
         names = [name for name in vars(layout) if vars(layout)[name] != vars(before)[name]]
         self._do(warning("the event table was altered", table=layout.table, changed=names))
-        self._durable.layout = layout
+        self.layout = layout
         if layout.sampled_by != before.sampled_by:
-            self._newest.restart()
+            self._rows.restart()
         self._do(Reassign(layout))
         return altered_table(layout)

@@ -81,43 +81,6 @@ class ShardError:
     at: float
 
 
-class NamedChecks:
-    def __init__(self, shards: Sequence[str], now: float = 0.0) -> None:
-        names = ["database", "boundary", "publishing", *shards, "index", "broker"]
-        self._checks = {name: NamedCheck(name, "error", NOT_YET, now) for name in names}
-        self._checks |= {name: NamedCheck(name, "ok", "", now) for name in ("recount", "times")}
-        self._recovered: list[tuple[str, float]] = []
-
-    def __getitem__(self, name: str) -> NamedCheck:
-        return self._checks[name]
-
-    def begin(self, now: float) -> None:
-        self._checks = {name: replace(c, since=now) for name, c in self._checks.items()}
-
-    def set(self, name: str, state: State, message: str, now: float) -> None:
-        before = self._checks[name]
-        if state == "ok" and before.state == "error" and before.last_ok is not None:
-            self._recovered.append((name, now - before.last_ok))
-        since = before.since if before.state == state else now
-        last_ok = now if state == "ok" else before.last_ok
-        self._checks[name] = NamedCheck(name, state, message, since, last_ok)
-
-    def take_recovered(self) -> list[tuple[str, float]]:
-        """Take the checks that have recovered, with seconds since they were last ok."""
-        found, self._recovered = self._recovered, []
-        return found
-
-    def now(self, now: float, limits: Mapping[str, float]) -> dict[str, NamedCheck]:
-        """All checks; one silent for longer than its limit, s, is an error."""
-        found = dict(self._checks)
-        for name, limit in limits.items():
-            check = found[name]
-            if check.state == "ok" and check.last_ok is not None and now - check.last_ok > limit:
-                silent = f"no answer for {now - check.last_ok:.0f} s"
-                found[name] = replace(check, state="error", message=silent, since=check.last_ok)
-        return found
-
-
 def paused(by: str) -> str:
     return f"paused{f' by {by}' if by else ''}; run `eventpub resume` to publish again"
 
@@ -127,21 +90,40 @@ class Health:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
-        self._checks = NamedChecks([_of(shard) for shard in shards])
-        self.set, self.take_recovered = self._checks.set, self._checks.take_recovered
+        names = ["database", "boundary", "publishing", *map(_of, shards), "index", "broker"]
+        self._checks = {name: NamedCheck(name, "error", NOT_YET, 0.0) for name in names}
+        self._checks |= {name: NamedCheck(name, "ok", "", 0.0) for name in ("recount", "times")}
+        self._recovered: list[tuple[str, float]] = []
         self._got_on_at: float | None = None
         self._folding: dict[int, tuple[Folding, float]] = {}
         """By shard that reads its topic back: its progress, and when that was reported."""
         self.errors: dict[int, ShardError] = {}
+
+    def set(self, name: str, state: State, message: str, now: float) -> None:
+        before = self._checks[name]
+        if state == "ok" and before.state == "error" and before.last_ok is not None:
+            self._recovered.append((name, now - before.last_ok))
+        since = before.since if before.state == state else now
+        last_ok = now if state == "ok" else before.last_ok
+        self._checks[name] = NamedCheck(name, state, message, since, last_ok)
+
+    def mark(self, name: str, message: str, now: float) -> None:
+        """Set a check to "warn" with this message, or to ok if it is empty."""
+        self.set(name, "warn" if message else "ok", message, now)
+
+    def take_recovered(self) -> list[tuple[str, float]]:
+        """Take the checks that have recovered, with seconds since they were last ok."""
+        found, self._recovered = self._recovered, []
+        return found
 
     # -- what happens -----------------------------------------------------------------------------
 
     def observe(self, event: e.Event, now: float) -> None:
         if self._got_on_at is None:
             self._got_on_at = now
-            self._checks.begin(now)
+            self._checks = {name: replace(c, since=now) for name, c in self._checks.items()}
         for name in _ANSWERS.get(type(event), ()):
-            self._checks.set(name, "ok", "", now)
+            self.set(name, "ok", "", now)
         if isinstance(event, e.Failed):
             self._failed(event.command, event.error, now)
         elif isinstance(event, (Report, Folding, Ended)):
@@ -153,13 +135,9 @@ class Health:
     def is_away(self, name: str) -> bool:
         return self._checks[name].state == "error"
 
-    def mark(self, name: str, message: str, now: float) -> None:
-        """Set a check to "warn" with this message, or to ok if it is empty."""
-        self._checks.set(name, "warn" if message else "ok", message, now)
-
     def written(self, now: float) -> None:
         if self._checks["index"].message.startswith(("state.", NOT_YET)):
-            self._checks.set("index", "ok", "", now)
+            self.set("index", "ok", "", now)
 
     def _failed(self, command: e.Command, error: EventpubError, now: float) -> None:
         text = _text_of(error)
@@ -167,9 +145,9 @@ class Health:
             size = counted(len(command.buckets), "bucket")
             self.mark("recount", f"{size} could not be counted, trying fewer; {text}", now)
         elif error.code.startswith("store."):
-            self._checks.set("database", "error", text, now)
+            self.set("database", "error", text, now)
         if (name := _FAILURES.get(type(command))) is not None:
-            self._checks.set(name, "error", text, now)
+            self.set(name, "error", text, now)
 
     def _heard(self, message: Report | Folding | Ended, now: float) -> None:
         number = message.shard
@@ -180,12 +158,12 @@ class Health:
         if isinstance(message, Ended):
             if (error := message.error) is not None:
                 self.errors[number] = ShardError(error.code, error.message, HERE, now)
-                self._checks.set(f"shard {number}", "error", _text_of(error), now)
+                self.set(f"shard {number}", "error", _text_of(error), now)
         else:
             name = _of(self._shards[number])
             # a runner restarted after a failure may fail at the same point again
             if has_got_on(message) or self._checks[name].message == NOT_YET:
-                self._checks.set(name, "ok", "", now)
+                self.set(name, "ok", "", now)
                 self._got_on_at = now
 
     # -- the current state -----------------------------------------------------------------------
@@ -194,12 +172,17 @@ class Health:
         self, now: float, unread_seconds: float, *, paused_by: str | None = None
     ) -> list[NamedCheck]:
         """All checks; call in the loop's thread. `paused_by`: "": unknown; None: not paused."""
-        found = self._checks.now(now, _LIMITS)
+        found = dict(self._checks)
+        for name, limit in _LIMITS.items():
+            check = found[name]
+            if check.state == "ok" and check.last_ok is not None and now - check.last_ok > limit:
+                silent = f"no answer for {now - check.last_ok:.0f} s"
+                found[name] = replace(check, state="error", message=silent, since=check.last_ok)
         for shard in self._shards:
             found[_of(shard)] = self._of_shard(shard, found[_of(shard)], now)
         found["index"] = self._of_index(found["index"], now)
         state, message = self._publishing(found, now, unread_seconds, paused_by)
-        self._checks.set("publishing", state, message, now)
+        self.set("publishing", state, message, now)
         found["publishing"] = self._checks["publishing"]
         return list(found.values())
 

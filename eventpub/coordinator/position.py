@@ -70,8 +70,6 @@ class DurableState:
         self.is_placed = begin.is_placed
         self.former_shards = begin.former_shards
         self.former_indexes = begin.former_indexes
-        self.newest = begin.newest
-        self.layout = begin.layout
         self.has_read = begin.position is not None
         self.uncounted_since: int | None = None
         self.written: dict[str, Any] | None = None
@@ -121,10 +119,11 @@ class DurableState:
             return (last.low, last.position) if last.holds else None
         return None if begin.position is None else (begin.low, begin.position)
 
-    def beginning(self, shard: Shard, uncounted_since: int | None) -> Beginning:
+    def beginning(self, last: Report | None, uncounted_since: int | None) -> Beginning:
+        """What the next runner of a shard knows; `last`: the shard's last report."""
         return Beginning(
             hidden_since=self.unpublished_since(uncounted_since),
-            low=self.low if shard.report is None else max(self.low, shard.report.low),
+            low=self.low if last is None else max(self.low, last.low),
             position=self.position,
             acknowledged=dict(self.acknowledged),
             is_placed=self.is_placed,
@@ -155,18 +154,13 @@ class DurableState:
         self.written = None
         self.to_forget = command.then or self.to_forget
 
-    def document(
-        self, shards: int, progress: Progress, hidden_since: int | None, **where: Any
-    ) -> dict[str, Any]:
+    def document(self, shards: int, progress: Progress) -> dict[str, Any]:
         begin = self._begin
         return {
             **begin.kept,
-            **where,
             "run": begin.run,
             "position": self.position,
             "low": self.low,
-            "hidden_since": hidden_since,
-            "newest": None if self.newest is None else [*self.newest, self.layout.sampled_by],
             "ends": [[*place, end] for place, end in self.acknowledged.items()],
             "shards": shards if self.former_shards is None else self.former_shards,
             "partitions": begin.partitions,

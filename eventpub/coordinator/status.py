@@ -48,6 +48,7 @@ class Overview:
         self.shards = [Shard(number) for number in range(config.run.shards)]
         self.progress = Progress(server=begin.server)
         self.durable = DurableState(begin)
+        self.progress.position = self.durable.position
         self.health = Health(self.shards)
         self.lag = ShownLag(self.progress)
         self.rate = Rate()
@@ -96,13 +97,23 @@ class Overview:
         for line in self._report_log.lines(report, self.progress, now):
             self._do(line)
 
-    def write(self, hidden_since: int | None, **where: Any) -> None:
+    def write(
+        self,
+        hidden_since: int | None,
+        newest: tuple[int, int] | None,
+        sampled_by: str | None,
+        **where: Any,
+    ) -> None:
         """Write what must survive the process, if it has changed.
 
-        `hidden_since`: rows below the position that may be unpublished were created after this, µs.
+        Args:
+            hidden_since: rows below the position that may be unpublished were created after this.
+            newest: see `NewestRows.last`; of the column `sampled_by`.
         """
-        what = self.durable.document(len(self.shards), self.progress, hidden_since, **where)
+        what = self.durable.document(len(self.shards), self.progress) | where
         what |= {"is_paused": self.pauses.is_paused, "paused_by": self.pauses.paused_by}
+        what["hidden_since"] = hidden_since
+        what["newest"] = None if newest is None else [*newest, sampled_by]
         self.durable.write(what, self._do)
 
 

@@ -11,9 +11,10 @@ from contextlib import suppress
 import structlog
 
 from eventpub import config as settings
-from eventpub.channel import Beginning, PartitionId
+from eventpub.channel import PartitionId
 from eventpub.config import Config
 from eventpub.coordinator import events as e
+from eventpub.coordinator.position import DurableState
 from eventpub.errors import EventpubError, SinkError
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.workers import BrokerWork
@@ -116,15 +117,7 @@ class Checkpoints:
 
     def _of(self, name: str, location: str, initial: Plan) -> Publisher:
         begin = self._prepared.start_state
-        beginning = Beginning(
-            low=begin.low,
-            position=begin.start if begin.position is None else begin.position,
-            acknowledged=dict(begin.acknowledged),
-            is_placed=begin.is_placed,
-            hidden_since=begin.hidden_since,
-            former_shards=begin.former_shards,
-            former_indexes=begin.former_indexes,
-        )
+        beginning = DurableState(begin).beginning(None, None)
         return Publisher(name, location, begin.partitions, initial, beginning)
 
 

@@ -15,11 +15,8 @@ from typing import Any, TypeVar
 import structlog
 
 from eventpub.channel import Request
-from eventpub.config import Config
-from eventpub.coordinator.database_changes import DatabaseChanges, NewestRows
 from eventpub.coordinator.events import Command, Log, Reassign
 from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore, Layout
@@ -28,7 +25,7 @@ from eventpub.spark.notes import Notes, asked
 from eventpub.spark.options import SourceOptions
 from eventpub.spark.place import Place
 from eventpub.spark.plan import Plan
-from eventpub.spark.planner import Planner, Table
+from eventpub.spark.planner import Planner
 from eventpub.spark.task import Part
 from eventpub.state import StateDir
 from eventpub.times import Patience
@@ -59,14 +56,6 @@ class Observed:
     @property
     def is_of_publisher(self) -> bool:
         return self._put is not None
-
-    def begin(
-        self, config: Config, start: int | None, server: str, table: Table, recounting: Recounting
-    ) -> DatabaseChanges:
-        self.progress.server = server
-        newest = NewestRows(config.recount.horizon, start or 0, table.newest)
-        is_fatal = config.recount.rows_in_past == "stop"
-        return DatabaseChanges(newest, recounting, table, self.progress, self.do, is_fatal=is_fatal)
 
     def do(self, command: Command) -> None:
         self._is_altered = self._is_altered or isinstance(command, Reassign)

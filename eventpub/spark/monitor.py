@@ -41,7 +41,7 @@ class Monitor(Overview):
     ) -> None:
         super().__init__(config, prepared.start_state, self._execute)
         self._state, self._prepared, self._publisher = state, prepared, publisher
-        self._read = config.read
+        self._read, self._layout = config.read, prepared.assignment.layout
         self.durable.former_shards = None  # only the first batch of a new checkpoint reads theirs
         place = Place(publisher.location)
         self._journals = Journals(place, publisher.query)
@@ -210,8 +210,8 @@ class Monitor(Overview):
         elif isinstance(event, e.TopicChecked):
             self._of_topic = None
             self.remember()
-        elif isinstance(event, e.TableChecked) and event.layout != self.durable.layout:
-            self.durable.layout = event.layout
+        elif isinstance(event, e.TableChecked) and event.layout != self._layout:
+            self._layout = event.layout
             self._checks_work.use(replace(self._prepared.assignment, layout=event.layout))
         elif isinstance(event, e.Failed):
             self.progress.last_error = str(event.error)
@@ -235,12 +235,11 @@ class Monitor(Overview):
     # -- what is written down ---------------------------------------------------------------------
 
     def remember(self) -> None:
-        plan, durable = self._plan, self.durable
-        durable.acknowledged = dict(self._watch.ends)
-        durable.newest = plan.newest or durable.newest
-        former = self._prepared.start_state.hidden_since
-        hidden_since = plan.unpublished_since if plan.batch else former
-        self.write(hidden_since, engine="spark", query=self._publisher.query)
+        plan = self._plan
+        begin, self.durable.acknowledged = self._prepared.start_state, dict(self._watch.ends)
+        hidden_since = plan.unpublished_since if plan.batch else begin.hidden_since
+        newest, of = plan.newest or begin.newest, {"engine": "spark", "query": plan.query}
+        self.write(hidden_since, newest, self._layout.sampled_by, **of)
 
     def _write(self, command: e.Remember) -> None:
         what, now = command.what, time.monotonic()

@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from eventpub.channel import Comparison, Report, Request
 from eventpub.config import Config
 from eventpub.coordinator.boundary import PollResult
+from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.events import Count, Poll
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StateError, StoreError
@@ -47,16 +48,6 @@ _KEPT_ANSWERED = 50
 _SAMPLED_EVERY = 1.0
 _CHECKED_EVERY = 60.0
 """Seconds between samples of the newest rows, and between checks of the table's layout."""
-
-
-@dataclass
-class Table:
-    """See `database_changes.Known`."""
-
-    position: int
-    layout: Layout
-    newest: tuple[int, int] | None
-    open_hidden_since: int | None = None
 
 
 class Planner:
@@ -175,7 +166,7 @@ class Planner:
             unpublished_since=min((at for at in unpublished if at is not None), default=None),
             comparison=comparison.number,
             buckets=comparison.buckets,
-            newest=self._table.newest,
+            newest=self._changes.newest,
             server=self._observed.progress.server,
             most_bytes=most_bytes,
             snapshot=snapshot,
@@ -212,9 +203,15 @@ class Planner:
                 last.unpublished_since,
             )
             self._recounting.comparison = Comparison(last.comparison)
-            self._table = Table(last.upto, self.layout, last.newest)
-            self._changes = self._observed.begin(
-                self._config, last.start, last.server, self._table, self._recounting
+            self._observed.progress.server = last.server
+            self._changes = DatabaseChanges(
+                self._config,
+                last.start or 0,
+                last.newest,
+                self.layout,
+                recounting=self._recounting,
+                progress=self._observed.progress,
+                do=self._observed.do,
             )
         if self._taken != last.batch:
             self._taken = last.batch
@@ -244,7 +241,7 @@ class Planner:
         if result.is_page and not is_cut:
             self._rows = min(2 * self._rows, self._most_rows)
         self._poll_at = self._clock() + (0.0 if result.is_page else result.pause)
-        self._table.position = last.upto
+        self._observed.progress.position = last.upto
         self._changes.polled(result, self._clock())
         return result
 
