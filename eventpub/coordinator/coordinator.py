@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from eventpub.channel import Ended, Folding, Report
+from eventpub.channel import Ended, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.database_changes import DatabaseChanges
@@ -57,21 +57,18 @@ class Coordinator(Overview):
         requests, runners = self._requests, self.runners
         return {
             Report: self._reported,
-            Folding: lambda *_: None,
             Ended: self._runner_ended,
             e.Polled: self._polled,
             e.Counted: self._counted,
             e.Tick: self._ticked,
             e.Sampled: self._sampled,
             e.LagMeasured: self._lag_measured,
-            e.TopicChecked: lambda *_: None,
             e.TableChecked: self._table_checked,
             e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
             e.RequestReceived: lambda event, _: requests.receive(event.request, event.reply),
             e.Withdrawn: lambda event, _: requests.withdraw(event.id),
             e.PauseAsked: self._pause,
-            e.Written: self._written,
             e.StopAsked: lambda _, now: runners.stop(None, now),
         }
 
@@ -96,7 +93,8 @@ class Coordinator(Overview):
             self.windows.polling.try_again(now)
             for shard in self.shards:
                 shard.start_at = min(shard.start_at, now)
-        self._handlers[type(event)](event, now)
+        if (handle := self._handlers.get(type(event))) is not None:
+            handle(event, now)
         if not self.runners.is_over:
             self._go_on(now)
         commands = self._commands.copy()
@@ -155,10 +153,6 @@ class Coordinator(Overview):
         self._do(e.Show())  # before the reply
         self._remember()
 
-    def _written(self, event: e.Written, now: float) -> None:
-        self.health.written(now)
-        self.pauses.written(event.what["is_paused"], sum(map(self.in_work, self.shards)))
-
     # -- reports ----------------------------------------------------------------------------------
 
     def _reported(self, report: Report, now: float) -> None:
@@ -194,7 +188,7 @@ class Coordinator(Overview):
         uncounted = self._recounting.uncounted_since
         behind = self._recounting.behind_since(self.durable.position)
         hidden_since = self.durable.unpublished_since(uncounted, behind)
-        self.write(hidden_since, self.changes.newest, self.changes.layout.sampled_by)
+        self.write(hidden_since, self.changes.newest)
 
     # -- windows ----------------------------------------------------------------------------------
 
@@ -298,9 +292,6 @@ class Coordinator(Overview):
                 return
         elif isinstance(command, e.Count):
             self._recounting.not_counted(command)
-        elif isinstance(command, e.Remember):
-            self.durable.is_not_written(command)
-            self.pauses.reply(command.what["is_paused"], error)
         self.runners.command_failed(command, error, now)
 
     # -- the end ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from typing import TypeAlias
 
 from eventpub.admission.model import bucket_of
 from eventpub.config import Config, format_time
@@ -184,18 +185,22 @@ _CLOCK_TOLERANCE = 60_000_000
 """µs by which an event may lie in the future without a warning."""
 
 
+Newest: TypeAlias = tuple[int, int, str]
+
+
 class DatabaseChanges:
     """Pure: times are arguments, monotonic s.
 
     Attributes:
-        newest: of an earlier sample whose rows of the past are counted; see `NewestRows.last`.
+        newest: `NewestRows.last` of an earlier sample whose rows of the past are counted, and the
+            column that it was sampled by.
     """
 
     def __init__(  # noqa: PLR0913 (the parts that it passes things to)
         self,
         config: Config,
         start: int,
-        newest: tuple[int, int] | None,
+        newest: Newest | None,
         layout: Layout,
         *,
         recounting: Recounting,
@@ -203,7 +208,8 @@ class DatabaseChanges:
         do: Do,
     ) -> None:
         self.newest, self.layout = newest, layout
-        self._rows = NewestRows(config.recount.horizon, start, newest)
+        before = None if newest is None or newest[2] != layout.sampled_by else newest[:2]
+        self._rows = NewestRows(config.recount.horizon, start, before)
         self.wants_more = self._rows.wants_more
         self._is_fatal = config.recount.rows_in_past == "stop"
         self._recounting = recounting
@@ -274,7 +280,8 @@ class DatabaseChanges:
         if found:
             self._note_past([row.created for row in found], now)
         elif not self._recounting.has_late:
-            self.newest = newest.last
+            last = newest.last
+            self.newest = None if last is None else (*last, self.layout.sampled_by)
         is_far = event.ahead > _CLOCK_TOLERANCE
         progress.ahead_seconds = event.ahead / 1e6 if is_far else 0.0
         progress.rows_ahead = event.rows_ahead if is_far else 0

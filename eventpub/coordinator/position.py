@@ -30,7 +30,7 @@ class StartState:
         position: the previous run accounted for everything up to here; None: no previous run.
         low, is_placed, former_shards, former_indexes, acknowledged: see `channel.Beginning`.
         hidden_since: see `channel.Window`; left by the previous run.
-        newest: see `NewestRows.last`.
+        newest: see `DatabaseChanges.newest`.
         server: identity of the database server read last; "": unknown.
         until: the run ends when everything up to here is published; None: no end.
         kept: unchanging facts stored with the position.
@@ -48,7 +48,7 @@ class StartState:
     is_placed: bool = False
     former_shards: int | None = None
     former_indexes: tuple[str, ...] = ()
-    newest: tuple[int, int] | None = None
+    newest: tuple[int, int, str] | None = None
     server: str = ""
     until: int | None = None
     is_paused: bool = False

@@ -11,6 +11,7 @@ from typing import Any
 from eventpub.channel import Ended, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
+from eventpub.coordinator.database_changes import Newest
 from eventpub.coordinator.health import HERE, STALLED_AFTER, Health, NamedCheck, Schedule
 from eventpub.coordinator.position import DurableState, StartState
 from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
@@ -70,7 +71,7 @@ class Overview:
         return len(shard.sent) + (shard.compares_since is not None)
 
     def see(self, event: e.Event, now: float) -> None:
-        """Note what an event says of the publisher's health, and of checks in flight."""
+        """Note what an event says of the publisher's health, of checks and writes in flight."""
         if self.seen_at < 0:
             self.lag.begin(now)
             self.rate.add(now, 0)
@@ -81,8 +82,15 @@ class Overview:
         if (kind := _OUTCOMES.get(type(event))) is not None:
             self.schedule.is_done(kind)
             self.failures.is_done(kind)
+        if isinstance(event, e.Written):
+            self.health.written(now)
+            self.pauses.written(event.what["is_paused"], sum(map(self.in_work, self.shards)))
         if isinstance(event, e.Failed):
-            self.schedule.is_done(type(event.command))
+            command = event.command
+            self.schedule.is_done(type(command))
+            if isinstance(command, e.Remember):
+                self.durable.is_not_written(command)
+                self.pauses.reply(command.what["is_paused"], event.error)
         if isinstance(event, (e.Failed, Ended)) and event.error is not None:
             self.schedule.met(event.error, now)
 
@@ -97,23 +105,15 @@ class Overview:
         for line in self._report_log.lines(report, self.progress, now):
             self._do(line)
 
-    def write(
-        self,
-        hidden_since: int | None,
-        newest: tuple[int, int] | None,
-        sampled_by: str | None,
-        **where: Any,
-    ) -> None:
+    def write(self, hidden_since: int | None, newest: Newest | None, **where: Any) -> None:
         """Write what must survive the process, if it has changed.
 
-        Args:
-            hidden_since: rows below the position that may be unpublished were created after this.
-            newest: see `NewestRows.last`; of the column `sampled_by`.
+        `hidden_since`: rows below the position that may be unpublished were created after this, µs.
         """
         what = self.durable.document(len(self.shards), self.progress) | where
         what |= {"is_paused": self.pauses.is_paused, "paused_by": self.pauses.paused_by}
         what["hidden_since"] = hidden_since
-        what["newest"] = None if newest is None else [*newest, sampled_by]
+        what["newest"] = newest and [*newest]
         self.durable.write(what, self._do)
 
 

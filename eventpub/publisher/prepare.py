@@ -59,7 +59,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
     with parts.stores(config.store, layout) as store:
         started = _start(config, state, parts, store.now)
         now = store.now()
-        newest = last_of(store.newest(1), now)
+        newest = (*last_of(store.newest(1), now), layout.sampled_by)
         start = int(started["position"])
         before = kept_progress(state, config.run.shards, start, parts.storage)
         check_backlog(config, clients, store, before.get("position"), start)
@@ -97,7 +97,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         former_shards=None if former == config.run.shards else former,
         former_indexes=tuple(str(folder) for folder in state.former_indexes()),
         # the former run's, unless sampled by another column
-        newest=(sampled[0], sampled[1]) if sampled[2:] == [layout.sampled_by] else newest,
+        newest=(sampled[0], sampled[1], newest[2]) if sampled[2:] == [newest[2]] else newest,
         server=before.get("server") or server.identity,
         until=now if available_now else None,
         is_paused=bool(before.get("is_paused")),

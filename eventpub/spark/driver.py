@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import structlog
 
 from eventpub.channel import Request
-from eventpub.coordinator.events import Command, Log, Reassign
+from eventpub.coordinator.events import Command, Log
 from eventpub.coordinator.progress import Progress
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.sources.base import start_position
@@ -50,7 +50,6 @@ class Observed:
         self._lines: list[tuple[str, str, dict[str, Any]]] = []
         self._checks: dict[str, tuple[str, str]] = {}
         self._counted = dict.fromkeys(_COUNTED, 0)
-        self._is_altered = False
         self._at = self._said_at = float("-inf")
 
     @property
@@ -58,7 +57,6 @@ class Observed:
         return self._put is not None
 
     def do(self, command: Command) -> None:
-        self._is_altered = self._is_altered or isinstance(command, Reassign)
         if isinstance(command, Log):
             if self._put is None:
                 getattr(log, command.level)(command.text, **command.facts)
@@ -96,10 +94,9 @@ class Observed:
             "checks": self._checks,
             "seen": seen,
             "error": error,
-            "altered": self._is_altered,
             "counted": {name: count - before[name] for name, count in self._counted.items()},
         }
-        self._lines, self._at, self._is_altered = [], now, False
+        self._lines, self._at = [], now
         self._put(note)
 
 
@@ -231,7 +228,7 @@ class Driver:
 
     def _requests(self) -> list[Request]:
         state = self._state
-        return [] if state is None else state.kept() + asked(state)
+        return [] if state is None else [*state.kept(), *asked(state)]
 
     def _discovered(self) -> Layout:
         if self._layout is None:

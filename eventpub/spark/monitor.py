@@ -41,7 +41,7 @@ class Monitor(Overview):
     ) -> None:
         super().__init__(config, prepared.start_state, self._execute)
         self._state, self._prepared, self._publisher = state, prepared, publisher
-        self._read, self._layout = config.read, prepared.assignment.layout
+        self._assignment = prepared.assignment
         self.durable.former_shards = None  # only the first batch of a new checkpoint reads theirs
         place = Place(publisher.location)
         self._journals = Journals(place, publisher.query)
@@ -167,8 +167,6 @@ class Monitor(Overview):
     def _noted(self, note: dict[str, Any], now: float) -> None:
         for shard, refused in note.get("refused", {}).items():
             self._refused[int(note["batch"]) + 1, int(shard)] = refused
-        if note.get("altered"):
-            self.schedule.hasten(e.CheckTable, now)
         self.progress.last_error = note.get("error") or self.progress.last_error
         for level, text, facts in note.get("lines", ()):
             getattr(log, level)(text, **facts)
@@ -206,13 +204,13 @@ class Monitor(Overview):
         self.see(event, now)
         if isinstance(event, e.LagMeasured):
             self.lag.measured(event, self.progress.position, now)
-            self.progress.time = event.upper + self._read.delay
+            self.progress.time = event.upper + self._assignment.config.read.delay
         elif isinstance(event, e.TopicChecked):
             self._of_topic = None
             self.remember()
-        elif isinstance(event, e.TableChecked) and event.layout != self._layout:
-            self._layout = event.layout
-            self._checks_work.use(replace(self._prepared.assignment, layout=event.layout))
+        elif isinstance(event, e.TableChecked) and event.layout != self._assignment.layout:
+            self._assignment = replace(self._assignment, layout=event.layout)
+            self._checks_work.use(self._assignment)
         elif isinstance(event, e.Failed):
             self.progress.last_error = str(event.error)
             if isinstance(event.command, e.CheckTopic):
@@ -238,20 +236,16 @@ class Monitor(Overview):
         plan = self._plan
         begin, self.durable.acknowledged = self._prepared.start_state, dict(self._watch.ends)
         hidden_since = plan.unpublished_since if plan.batch else begin.hidden_since
-        newest, of = plan.newest or begin.newest, {"engine": "spark", "query": plan.query}
-        self.write(hidden_since, newest, self._layout.sampled_by, **of)
+        newest = plan.newest or begin.newest
+        self.write(hidden_since, newest, engine="spark", query=plan.query)
 
     def _write(self, command: e.Remember) -> None:
-        what, now = command.what, time.monotonic()
+        event: e.Event = e.Written(command.what)
         try:
-            self._state.write(self._state.progress_file, dict(what), lasting=True)
+            self._state.write(self._state.progress_file, dict(command.what), lasting=True)
         except EventpubError as error:
-            self.durable.is_not_written(command)
-            self.health.observe(e.Failed(command, error), now)
-            self.pauses.reply(what["is_paused"], error)
-        else:
-            self.health.written(now)
-            self.pauses.written(what["is_paused"], 0)
+            event = e.Failed(command, error)
+        self.see(event, time.monotonic())
 
     def _document(self, now: float) -> dict[str, Any]:
         return status(self, now) | {"engine": "spark", "spark_ui": self.progress.spark_ui}

@@ -1,20 +1,21 @@
 """Notes and requests between Spark's processes on the driver's machine and the publisher.
 
-The planner and the end of each batch run in Spark's own processes. They leave notes in a file; the
-publisher leaves requests for the planner in another, until a committed batch has answered them. The
-next start removes both files.
+The planner and the end of each batch run in Spark's own processes. They leave notes in a folder;
+the publisher leaves requests for the planner in another, until a committed batch has answered them.
+The next start removes both.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 import queue
-import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -28,54 +29,55 @@ from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 from eventpub.state_files import replace_file
 
-_MOST_BYTES = 1 << 20
+_MOST = 2_000
 """Limit of pending notes, for a publisher that hangs."""
-
-_ASKED = "asked.json"
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
-Waiting = tuple[Request, "queue.SimpleQueue[dict[int, str]]", dict[int, str]]
+Waiting = tuple[Request, Path, "queue.SimpleQueue[dict[int, str]]", dict[int, str]]
+
+
+def _new(folder: Path) -> Path:
+    return folder / f"{time.time_ns()}-{os.getpid()}.json"
+
+
+def _leave(file: Path, data: dict[str, Any]) -> None:
+    """Leave an object for another process, as a whole; raises OSError."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_file(file, json.dumps(data, default=str))
+
+
+def _left(folder: Path) -> Iterator[tuple[Path, Any]]:
+    """What was left in a folder, oldest first."""
+    for file in sorted(folder.glob("*.json")):
+        with suppress(OSError, ValueError):  # removed meanwhile, or damaged
+            yield file, json.loads(file.read_text())
 
 
 class Notes:
     def __init__(self, state: StateDir) -> None:
-        self._file = state.spark_scratch / "notes"
+        self._folder = state.spark_scratch / "notes"
 
     def put(self, note: dict[str, Any]) -> None:
         """Leave a note; dropped if the disk is full or too many are pending."""
-        with suppress(OSError), self._opened(fcntl.LOCK_EX) as file:
-            if file.tell() < _MOST_BYTES:  # on a line of its own, also after one that was cut off
-                file.write(f"\n{json.dumps(note, default=str)}\n")
+        with suppress(OSError):
+            if len([*self._folder.glob("*.json")]) < _MOST:
+                _leave(_new(self._folder), note)
 
-    def take(self) -> list[dict[str, Any]]:
-        """All notes; none while one is being left, since who leaves it may be frozen."""
-        lines: list[str] = []
-        with suppress(OSError), self._opened(fcntl.LOCK_EX | fcntl.LOCK_NB) as file:
-            if file.tell():
-                file.seek(0)
-                lines = file.readlines()
-                file.truncate(0)
-        found = []
-        for line in lines:
-            with suppress(ValueError):  # an empty line, or one cut off by a full disk
-                found.append(json.loads(line))
-        return found
-
-    @contextmanager
-    def _opened(self, lock: int) -> Iterator[IO[str]]:
-        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._file.open("a+") as file:
-            fcntl.flock(file, lock)
-            file.seek(0, 2)
-            yield file
+    def take(self) -> Iterator[dict[str, Any]]:
+        for file, note in _left(self._folder):
+            try:
+                file.unlink()
+            except OSError:
+                return
+            yield note
 
 
-def asked(state: StateDir) -> list[Request]:
+def asked(state: StateDir) -> Iterator[Request]:
     """Unanswered requests to the running publisher."""
-    with suppress(OSError, ValueError, MalformedError):
-        return [request_of(r) for r in json.loads((state.spark_scratch / _ASKED).read_text())]
-    return []
+    for _, data in _left(state.spark_scratch / "asked"):
+        with suppress(MalformedError):
+            yield request_of(data)
 
 
 def of_one_batch(requests: Sequence[Request]) -> list[Request]:
@@ -94,7 +96,7 @@ class Requests:
     def __init__(self, config: Config, state: StateDir, query: str) -> None:
         self._config, self._state, self._query = config, state, query
         self._waiting: dict[str, Waiting] = {}
-        self._writing = threading.Lock()
+        self._asked = state.spark_scratch / "asked"
 
     def ask(self, request: Request, timeout: float, *, is_paused: bool) -> dict[str, Any]:
         if is_paused and request.action != "list":
@@ -106,9 +108,10 @@ class Requests:
         if here:
             return {"answers": here, "error": None}
         answers: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()
-        self._waiting[request.id] = request, answers, {}
+        file = _new(self._asked)
+        self._waiting[request.id] = request, file, answers, {}
         try:
-            self._write()
+            _leave(file, asdict(request))
             found = answers.get(timeout=timeout)
         except (queue.Empty, OSError):
             self.withdraw(request.id)
@@ -117,19 +120,9 @@ class Requests:
 
     def withdraw(self, id_: str) -> None:
         """The client no longer waits; a planned batch may still do it."""
-        if self._waiting.pop(id_, None) is not None:
-            try:
-                self._write()
-            except OSError:  # a full disk: what was answered must not be done again
-                with suppress(OSError):
-                    (self._state.spark_scratch / _ASKED).unlink()
-
-    def _write(self) -> None:
-        file = self._state.spark_scratch / _ASKED
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._writing:
-            requests = [asdict(waiting[0]) for waiting in [*self._waiting.values()]]
-            replace_file(file, json.dumps(requests))
+        if (waiting := self._waiting.pop(id_, None)) is not None:
+            with suppress(OSError):
+                waiting[1].unlink()
 
     def answered(self, id_: str, shard: int, answer: str) -> None:
         waiting = self._waiting.get(id_)
@@ -140,7 +133,7 @@ class Requests:
                     with suppress(EventpubError):
                         self._state.withdraw(request)
             return
-        request, answers, given = waiting
+        request, _, answers, given = waiting
         given[shard] = answer
         is_of_all = request.action == "list" and not request.aggregate_id
         if len(given) == (self._config.run.shards if is_of_all else 1):

@@ -27,7 +27,7 @@ class Plan:
         unpublished_since: rows that may be unpublished below `upto`, except holds, were created
             after this.
         comparison, buckets: the recount's last comparison, and what this batch compares.
-        newest: see `NewestRows.last`.
+        newest: see `DatabaseChanges.newest`.
         server: identity of the database server; "": unknown.
         most_bytes: after so many bytes of rows a task leaves the rest of its window to the next
             batch.
@@ -48,7 +48,7 @@ class Plan:
     unpublished_since: int | None = None
     comparison: int = 0
     buckets: tuple[int, ...] = ()
-    newest: tuple[int, int] | None = None
+    newest: tuple[int, int, str] | None = None
     server: str = ""
     most_bytes: int = FIRST_BYTES
     snapshot: bool = False

@@ -45,7 +45,7 @@ class TestWhatIsWatched:
         assert life.coordinator.progress.passed == 5
 
     def test_rows_of_the_past_are_counted_again_and_what_is_sampled_next_waits_for_it(self) -> None:
-        life, _ = streaming(newest=(10, NOW), position=at(4_000))
+        life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
         life.waits(1.0)
         old = at(3_000)
         life.on(e.Sampled([NewRow(12, NOW), NewRow(13, old)], 0))
@@ -62,7 +62,7 @@ class TestWhatIsWatched:
         assert life.written["newest"][0] == 13
 
     def test_where_transactions_cannot_be_seen_the_right_to_see_them_is_named(self) -> None:
-        life, _ = streaming(newest=(10, NOW), position=at(4_000))
+        life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
         life.polled(state="denied")
         life.waits(1.0)
         life.on(e.Sampled([NewRow(12, NOW), NewRow(11, at(3_000))], 0, 10))
@@ -70,7 +70,7 @@ class TestWhatIsWatched:
         assert "or GRANT PROCESS" in line.facts["fix"]
 
     def test_where_they_keep_coming_the_publisher_stops(self) -> None:
-        life, _ = streaming(newest=(10, NOW), position=at(4_000))
+        life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
         number = 11
         for _ in range(12):
             life.waits(1.1)
