@@ -22,9 +22,8 @@ from eventpub.sink.fencing import hanging, is_held_by
 from eventpub.sink.markers import place_of
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.topics import list_offsets, partition_counts, visible_ends
-from eventpub.spark.options import Publisher
+from eventpub.spark.options import Plan, Publisher
 from eventpub.spark.place import Place
-from eventpub.spark.plan import Plan
 from eventpub.state import StateDir
 
 HANGING = "sink.hanging_transaction"

@@ -22,9 +22,8 @@ from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journals, prune
 from eventpub.spark.notes import Notes, asked
-from eventpub.spark.options import SourceOptions
+from eventpub.spark.options import Plan, SourceOptions
 from eventpub.spark.place import Place
-from eventpub.spark.plan import Plan
 from eventpub.spark.planner import Planner
 from eventpub.spark.task import Part
 from eventpub.state import StateDir

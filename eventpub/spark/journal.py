@@ -29,8 +29,8 @@ from eventpub.admission import values
 from eventpub.channel import Report, fields_of, report_of
 from eventpub.errors import StateError
 from eventpub.index import Changes, Index, folder_for
+from eventpub.spark.options import Plan
 from eventpub.spark.place import Place
-from eventpub.spark.plan import Plan
 
 _FIRST_READ = 256 << 10
 """Bytes read for the head, which has a few KB."""

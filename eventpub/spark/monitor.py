@@ -23,9 +23,8 @@ from eventpub.sink.numbered import NumberedSink
 from eventpub.spark.checkpoint import TopicWatch
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import Notes, Requests
-from eventpub.spark.options import Publisher
+from eventpub.spark.options import Plan, Publisher
 from eventpub.spark.place import Place
-from eventpub.spark.plan import Plan
 from eventpub.state import StateDir
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")

@@ -26,7 +26,7 @@ from eventpub.shard.assignment import Assignment
 from eventpub.sources.mysql import Layout
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import of_one_batch
-from eventpub.spark.plan import Plan
+from eventpub.spark.options import Plan
 from eventpub.terminal import counted
 
 if TYPE_CHECKING:

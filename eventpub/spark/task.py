@@ -47,9 +47,8 @@ from eventpub.shard.step import Step
 from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journal, Journals, Snapshots
-from eventpub.spark.options import SourceOptions
+from eventpub.spark.options import Plan, SourceOptions
 from eventpub.spark.place import Place
-from eventpub.spark.plan import Plan
 from eventpub.spark.rows import JournalSink, are, batches, grouped, replayed, unpublished
 from eventpub.times import Patience
 

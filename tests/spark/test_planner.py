@@ -18,8 +18,8 @@ from eventpub.errors import StoreError
 from eventpub.sources.mysql import EventStore
 from eventpub.spark.driver import Observed
 from eventpub.spark.journal import KEYS, Journal, Journals
+from eventpub.spark.options import FIRST_BYTES, Plan
 from eventpub.spark.place import Place
-from eventpub.spark.plan import FIRST_BYTES, Plan
 from eventpub.spark.planner import Planner
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import commit, create_table, insert, transaction

@@ -26,8 +26,7 @@ from eventpub.parts import Parts, real_parts
 from eventpub.shard.pace import Sizes
 from eventpub.sources.mysql import events as events_of_table
 from eventpub.spark import SourceError, driver, planner, task
-from eventpub.spark.options import source_options
-from eventpub.spark.plan import Plan
+from eventpub.spark.options import Plan, source_options
 from eventpub.spark.source import EventStoreDataSource
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import commit, create_table, insert, transaction
