@@ -5,27 +5,35 @@ from __future__ import annotations
 import json
 import queue
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import structlog
 
-from eventpub.channel import Ended, Lane, Report, Request
+from eventpub import config as settings
+from eventpub.channel import Ended, Lane, PartitionId, Report, Request
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.status import Overview, status
 from eventpub.errors import EventpubError
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import StatusFile
-from eventpub.publisher.workers import ChecksWork, Worker
-from eventpub.sink.numbered import NumberedSink
-from eventpub.spark.checkpoint import TopicWatch
+from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker
+from eventpub.sink.fencing import hanging, is_held_by
+from eventpub.sink.markers import place_of
+from eventpub.sink.numbered import NumberedSink, markers_of
+from eventpub.sink.topics import list_offsets, partition_counts, visible_ends
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import Notes, Requests
 from eventpub.spark.options import Plan, Publisher
 from eventpub.spark.place import Place
 from eventpub.state import StateDir
+
+_TIMEOUT = 2.0
+_ENDED_WITHIN = 30.0
+"""Seconds within which the broker aborts an overdue transaction."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -264,3 +272,72 @@ def _committed(place: Place, query: str) -> int:
     """The last batch that Spark has committed; 0: none."""
     names = (name.rpartition("/")[2] for name in place.names(f"checkpoint/{query}/commits"))
     return max((int(name) + 1 for name in names if name.isdigit()), default=0)
+
+
+class TopicWatch:
+    """Watches the topics' ends and health; used by one thread.
+
+    Spark's tasks do not report offsets; from the ends the next start knows whether records were
+    lost. Records between two ends are checked where this publisher has written nothing, and in one
+    more partition in turn. A transaction of ours left open hides what was published after it.
+
+    `published` returns the number of events that each shard has published.
+    """
+
+    def __init__(self, prepared: Prepared, published: Callable[[], dict[int, int]]) -> None:
+        assignment = prepared.assignment
+        self._config, self._clients = assignment.config, assignment.parts.clients
+        self._work = BrokerWork(assignment, prepared.topics)
+        self._published = published
+        self._before: dict[int, int] = {}
+        self._turn = 0
+        self._held: dict[PartitionId, tuple[int, float]] = {}
+        self.ends: Mapping[PartitionId, int] = dict(prepared.start_state.acknowledged)
+
+    def do(self, command: e.Command) -> e.Event | None:
+        """Do `CheckTopic` for the partitions due; also raises sink.hanging_transaction."""
+        del command
+        published, self._before = self._before, self._published()
+        ours = [place for place in self.ends if place[0] == self._config.sink.topic]
+        quiet = {n for n, count in self._before.items() if published.get(n) == count}
+        looked_at = {p for p in ours if p[1] % self._config.run.shards in quiet}
+        if ours:
+            self._turn = (self._turn + 1) % len(ours)
+            looked_at.add(ours[self._turn])
+        done = self._work.do(e.CheckTopic({place: self.ends[place] for place in looked_at}))
+        self._require_none_left_open(self._measure(), time.monotonic())
+        return done
+
+    def measure(self) -> None:
+        with suppress(EventpubError):
+            self._measure()
+
+    def _measure(self) -> dict[PartitionId, int]:
+        """Ends that readers can reach, also of the markers' partition."""
+        sink, markers = self._config.sink, markers_of(self._config.sink)
+        counts = partition_counts(self._clients, _TIMEOUT)
+        places = [(t, n) for t in sink.topics for n in range(counts.get(t, 0))]
+        if markers in counts:
+            places.append(place_of(markers, self._config.app.id, counts[markers]))
+        found = visible_ends(self._clients, places, _TIMEOUT)
+        self.ends = {place: end for place, end in found.items() if end and place[0] != markers}
+        return found
+
+    def _require_none_left_open(self, stable: Mapping[PartitionId, int], now: float) -> None:
+        sink, app_id = self._config.sink, self._config.app.id
+        optional, clients = frozenset(sink.topics), self._clients
+        highs = list_offsets(clients, [*stable], "latest", optional=optional, timeout=_TIMEOUT)
+        before, self._held = self._held, {}
+        for place, end in highs.items():
+            if (at := stable[place]) < end:
+                same = before.get(place)
+                self._held[place] = same if same is not None and same[0] == at else (at, now)
+        for place, (at, since) in self._held.items():
+            is_over = now - since > unnoticed_for(sink)  # no transaction may last this long
+            if is_over and is_held_by(clients, app_id, place, at, highs[place]):
+                raise hanging(sink, place, at, highs[place], now - since)
+
+
+def unnoticed_for(sink: settings.Sink) -> float:
+    """Seconds for which a transaction left open looks like any other."""
+    return sink.transaction_timeout / 1e6 + _ENDED_WITHIN

@@ -48,9 +48,9 @@ from eventpub.sink.markers import Markers
 from eventpub.sink.records import SOURCE
 from eventpub.sink.topics import list_offsets
 from eventpub.sink.transaction import TransactionWriter
-from eventpub.spark import SourceError, checkpoint, sink_task
+from eventpub.spark import SourceError, monitor, sink_task
 from eventpub.spark import rows as of_spark
-from eventpub.spark.checkpoint import TopicWatch
+from eventpub.spark.monitor import TopicWatch
 from eventpub.spark.options import SinkOptions, sink_options
 from eventpub.spark.sink import EventpubSink, Published, Writer
 from tests.sink.helpers import CREATED, read_topic
@@ -457,7 +457,7 @@ def test_a_transaction_that_was_left_open_is_noticed_without_any_rows(
     with held(kafka_server, place, options.id):
         watch.do(CheckTopic({}))
         watch.do(CheckTopic({}))
-        monkeypatch.setattr(checkpoint, "unnoticed_for", lambda _: 0.0)
+        monkeypatch.setattr(monitor, "unnoticed_for", lambda _: 0.0)
         with pytest.raises(SinkError) as found:
             watch.do(CheckTopic({}))
     assert found.value.code == "sink.hanging_transaction"
