@@ -50,7 +50,8 @@ class PollResult:
         is_page: the window is a full page, so more follows.
         is_due: a requested hold is due, and open transactions were polled for it.
         open_since, hidden_since: see `channel.Window`.
-        state, timed_out: see `sources.mysql.Watermark`.
+        state: see `sources.mysql.Watermark`.
+        timed_out: transactions that are no longer waited for since this poll.
         ended: ranges ``(after, upto]``, µs, of rows that ended transactions may have added.
         pause: seconds until the next useful poll.
         rows: the window's rows by shard; None: the shards read themselves.
@@ -140,7 +141,8 @@ class Boundary:
         """
         page_rows = page_rows or self._read.page_rows
         reads = with_rows and self._is_behind
-        passed_over = self._store.without_identity
+        passed_over, watermark = self._store.without_identity, self._watermark
+        timed_out = 0 if watermark is None else watermark.timed_out
         poll, is_due = self._poll(after, next_due, None if reads else page_rows)
         upto = poll.upper if self._until is None else min(poll.upper, self._until)
         is_last = self._until is not None and poll.upper >= self._until
@@ -153,7 +155,6 @@ class Boundary:
         if is_new:
             self._is_first = False
             self._found_at = self._clock.monotonic()
-        watermark = self._watermark
         return PollResult(
             now=poll.now,
             upper=poll.upper,
@@ -164,7 +165,7 @@ class Boundary:
             open_since=None if watermark is None else watermark.open_since,
             hidden_since=self.hidden_since,
             state="off" if watermark is None else watermark.state,
-            timed_out=0 if watermark is None else watermark.timed_out,
+            timed_out=0 if watermark is None else watermark.timed_out - timed_out,
             ended=self._ended(),
             pause=self._pause(poll),
             rows=rows,

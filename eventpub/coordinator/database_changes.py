@@ -231,7 +231,7 @@ class DatabaseChanges:
         self._recounting.ended(result.ended)
         found = ((bucket_of(after + 1), bucket_of(upto)) for after, upto in result.ended)
         self._ended |= dict.fromkeys(found, now)
-        progress.no_longer_waited_for(result.timed_out)
+        progress.passed += result.timed_out
         self._say_watermark(result.state)
         seconds = self._recounting.clock_stepped(result.now, now)
         if seconds:

@@ -57,7 +57,6 @@ class Progress:
         lag_seconds, lag_events: age of the oldest unread event below the boundary, and the number
             of those, at most `workers.MOST_EVENTS`.
         ahead_seconds, rows_ahead: how far the newest event lies in the future; number of such rows.
-        timed_out_seen: like `passed`, since the boundary's poller last connected.
         holds_open: aggregates that wait for a version.
         report_seconds: durations of the last report with rows, by step, and `total`.
         latency: from `create_time` to commit, of each published event.
@@ -118,7 +117,6 @@ class Progress:
     ahead_seconds: float = 0.0
     rows_ahead: int = 0
     watermark: str = "off"
-    timed_out_seen: int = 0
     holds_open: int = 0
     report_seconds: dict[str, float] = field(default_factory=dict)
     per_shard: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -147,12 +145,6 @@ class Progress:
         shown["index_bytes"] = report.index_bytes or before.get("index_bytes")
         self.per_shard[report.shard] = shown
         self.holds_open = sum(int(shard["holds"]) for shard in self.per_shard.values())
-
-    def no_longer_waited_for(self, timed_out: int) -> None:
-        """Add timed-out transactions, given the boundary's total since it connected."""
-        before = self.timed_out_seen
-        self.passed += timed_out - before if timed_out >= before else timed_out
-        self.timed_out_seen = timed_out
 
     def counters(self) -> dict[str, int]:
         return {counter.name: getattr(self, counter.name) for counter in COUNTERS}
