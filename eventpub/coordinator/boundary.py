@@ -106,12 +106,6 @@ class Boundary:
                 clock=parts.clock,
             )
 
-    def __enter__(self) -> Boundary:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         self._store.close()
         if self._watermark is not None:

@@ -83,9 +83,7 @@ class StatusFile:
         self._last = self._identity | document
         return self._last
 
-    def keep(
-        self, document: dict[str, Any], error: EventpubError | None = None, *, is_over: bool = False
-    ) -> dict[str, Any]:
+    def keep(self, document: dict[str, Any], *, is_over: bool = False) -> dict[str, Any]:
         """Show it; write it if a check has changed, the file is old, or the run is over."""
         found = self.show(document)
         now, checks = time.monotonic(), notable(found)
@@ -93,8 +91,7 @@ class StatusFile:
             return found
         self._checks, self._at = checks, now
         if is_over:
-            why = None if error is None else str(error)
-            found |= {"state": "stopped", "stopped_by": why, "stopped_at": time.time()}
+            found |= {"state": "stopped", "stopped_by": None, "stopped_at": time.time()}
         with suppress(EventpubError):  # a full disk is reported elsewhere
             self._state.write(self._state.status_file, mask_all(found))
         return found
@@ -218,11 +215,8 @@ class CommandRunner:
 
     # -- what others ask ---------------------------------------------------------------------------
 
-    def keep_status(
-        self, error: EventpubError | None = None, *, is_over: bool = False
-    ) -> dict[str, Any]:
-        now = time.monotonic()
-        return self._file.keep(status(self._coordinator, now), error, is_over=is_over)
+    def keep_status(self, *, is_over: bool = False) -> dict[str, Any]:
+        return self._file.keep(status(self._coordinator, time.monotonic()), is_over=is_over)
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
         return pause(self._events.put, is_paused, by, _PAUSE_TIMEOUT)
@@ -332,7 +326,7 @@ class Publisher:
                         self._on_progress(shown(coordinator, now))
                         runner.show()
                     elif isinstance(command, e.Finish):
-                        runner.keep_status(command.error, is_over=True)
+                        runner.keep_status(is_over=True)
                         if command.error is not None and self._stopped_by is None:
                             raise command.error
                         return coordinator.progress

@@ -257,10 +257,8 @@ class Monitor(Overview):
     def _document(self, now: float) -> dict[str, Any]:
         return status(self, now) | {"engine": "spark", "spark_ui": self.progress.spark_ui}
 
-    def show(
-        self, now: float, *, error: EventpubError | None = None, is_over: bool = False
-    ) -> dict[str, Any]:
-        return self._file.keep(self._document(now), error, is_over=is_over)
+    def show(self, now: float, *, is_over: bool = False) -> dict[str, Any]:
+        return self._file.keep(self._document(now), is_over=is_over)
 
     # -- requests ---------------------------------------------------------------------------------
 

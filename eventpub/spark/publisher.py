@@ -189,7 +189,7 @@ class Query:
                 final = self.monitor.failures.of_shard(0, error, failures, now)
                 if final is not None:
                     self._is_taken_over = final.code == "sink.other_query"
-                    self.monitor.show(now, error=final, is_over=True)
+                    self.monitor.show(now, is_over=True)
                     raise final
                 log.warning("the query failed; restarting it", error=str(error), wait=wait)
                 start_at, wait = now + wait, min(2 * wait, _LONGEST_WAIT)
@@ -227,7 +227,7 @@ class Query:
         if error is not None and error.code == _HANGING:
             self._require_usable(error, 1, now)
         if error is not None and self.monitor.failures.of_command(CheckTopic({}), error, now):
-            self.monitor.show(now, error=error, is_over=True)
+            self.monitor.show(now, is_over=True)
             raise error
         if self.monitor.well_for(now):
             self.monitor.failures.is_well(0, now, has_progressed=True)

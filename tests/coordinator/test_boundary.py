@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -50,7 +50,7 @@ def opened() -> Iterator[Open]:
             )
             layout, parts = EventStore.discover(store), real_parts(config)
             boundary = Boundary(config, layout, parts, partitions=partitions, **given)
-            return stack.enter_context(boundary)
+            return stack.enter_context(closing(boundary))
 
         yield make
 
