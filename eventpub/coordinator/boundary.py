@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from eventpub.admission.model import EVENTS, topic_partitions
-from eventpub.config import Config
 from eventpub.errors import StoreError
-from eventpub.parts import Parts
+from eventpub.shard.assignment import Assignment
 from eventpub.sources.base import Poll
-from eventpub.sources.mysql import Layout, Watermark
+from eventpub.sources.mysql import Watermark
 
 _BEFORE_IT_SHOWS = 100_000
 """µs until a statement that has begun shows among the open transactions, with a wide margin."""
@@ -76,22 +75,16 @@ class PollResult:
 class Boundary:
     """Polls over its own connections; nothing created after `until`, µs, is read (None: no end)."""
 
-    def __init__(  # noqa: PLR0913 (options, by keyword)
-        self,
-        config: Config,
-        layout: Layout,
-        parts: Parts,
-        *,
-        partitions: int = 1,
-        until: int | None = None,
-        hidden_since: int | None = None,
+    def __init__(
+        self, of: Assignment, until: int | None = None, hidden_since: int | None = None
     ) -> None:
+        config, parts = of.config, of.parts
         self._every = config.run.trigger / 1e6
         self._clock = parts.clock
-        self._shards = config.run.shards, partitions
+        self._shards = config.run.shards, of.partitions
         self._config, self._read = config.store, config.read
         self._until = until
-        self._store = parts.stores(config.store, layout)
+        self._store = parts.stores(config.store, of.layout)
         self._server: str | None = None
         self._is_first = True
         self._is_behind = False

@@ -88,15 +88,7 @@ class BoundaryWork:
         if command.reconnect:
             self.close()
         if self._boundary is None:
-            of = self._assignment
-            self._boundary = Boundary(
-                of.config,
-                of.layout,
-                of.parts,
-                partitions=of.partitions,
-                until=self._until,
-                hidden_since=command.hidden_since,
-            )
+            self._boundary = Boundary(self._assignment, self._until, command.hidden_since)
         result = self._boundary.poll(
             command.after,
             command.next_due,

@@ -19,6 +19,7 @@ from eventpub.coordinator.boundary import Boundary, PollResult
 from eventpub.errors import StoreError
 from eventpub.local import Database
 from eventpub.parts import real_parts
+from eventpub.shard.assignment import Assignment
 from eventpub.sources.mysql import EventStore, Watermark
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table, insert, transaction
@@ -49,7 +50,7 @@ def opened() -> Iterator[Open]:
                 recount=Recount.model_validate({"horizon": "0"}),
             )
             layout, parts = EventStore.discover(store), real_parts(config)
-            boundary = Boundary(config, layout, parts, partitions=partitions, **given)
+            boundary = Boundary(Assignment(config, layout, partitions, None, 0, parts), **given)
             return stack.enter_context(closing(boundary))
 
         yield make
