@@ -15,7 +15,6 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.position import StartState, Windows
 from eventpub.coordinator.recounting import Recounting
-from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import Runners, Shard
 from eventpub.coordinator.status import Overview
 from eventpub.errors import EventpubError
@@ -35,9 +34,6 @@ class Coordinator(Overview):
         self._recounting = Recounting(
             horizon, begin.start, begin.now, begin.position, begin.hidden_since
         )
-        self._requests = Requests(shards, begin.partitions, do)
-        for request, reply in begin.requests:
-            self._requests.receive(request, reply, is_kept=True)
         self.runners = Runners(shards, self.failures, progress, do)
         gaps = config.gaps
         self.windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
@@ -54,10 +50,9 @@ class Coordinator(Overview):
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:
-        requests, runners = self._requests, self.runners
         return {
             Report: self._reported,
-            Ended: self._runner_ended,
+            Ended: self.runners.ended,
             e.Polled: self._polled,
             e.Counted: self._counted,
             e.Tick: self._ticked,
@@ -66,10 +61,8 @@ class Coordinator(Overview):
             e.TableChecked: self._table_checked,
             e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
-            e.RequestReceived: lambda event, _: requests.receive(event.request, event.reply),
-            e.Withdrawn: lambda event, _: requests.withdraw(event.id),
             e.PauseAsked: self._pause,
-            e.StopAsked: lambda _, now: runners.stop(None, now),
+            e.StopAsked: lambda _, now: self.runners.stop(None, now),
         }
 
     @property
@@ -79,9 +72,6 @@ class Coordinator(Overview):
     @property
     def planned(self) -> int:
         return self.windows.planned
-
-    def in_work(self, shard: Shard) -> int:
-        return super().in_work(shard) + self._requests.under_way(shard)
 
     # -- the loop's side --------------------------------------------------------------------------
 
@@ -116,7 +106,7 @@ class Coordinator(Overview):
         if not self.is_stopping:
             for shard in self.runners.due(now):
                 self._start_runner(shard, now)
-            self._requests.send(is_paused=self.pauses.is_paused)
+            self.requests.send(is_paused=self.pauses.is_paused)
             if not self.pauses.is_paused:
                 self.windows.catch_up(now)
                 self._compare(now)
@@ -134,11 +124,6 @@ class Coordinator(Overview):
     def _begin_work(self, shard: Shard, now: float) -> None:
         self.windows.begin(shard, now)
         shard.compare(self._recounting.comparison, now)
-
-    def _runner_ended(self, event: Ended, now: float) -> None:
-        if event.error is not None:
-            self._requests.runner_failed(self.shards[event.shard], event.error)
-        self.runners.ended(event, now)
 
     def _pause(self, event: e.PauseAsked, now: float) -> None:
         was_paused = self.pauses.is_paused
@@ -169,8 +154,6 @@ class Coordinator(Overview):
         is_first_written = self.durable.has_first_written(report)
         self.account(report, self._recounting.uncounted_since, now)
         self._recounting.compared([s.report for s in self.shards if s.report is not None])
-        for request_id, answer in report.answers.items():
-            self._requests.answered(request_id, shard.number, answer)
         if is_first and all(s.report is not None for s in self.shards):
             self._all_have_reported()
         if is_first_written:  # distinguishes a recreated topic from a new one

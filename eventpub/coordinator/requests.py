@@ -72,6 +72,17 @@ class Requests:
         if (pending := self._pending.get(request_id)) is not None:
             pending.is_withdrawn = True
 
+    def take_back(self) -> list[Request]:
+        """Have no runner do what was withdrawn; returns all that runners are to do."""
+        for pending in self._pending.values():
+            if pending.is_withdrawn:
+                pending.lanes.clear()
+        return [p.request for p in self._pending.values() if any(map(p.is_at, p.shards))]
+
+    def get(self, request_id: str) -> Request | None:
+        pending = self._pending.get(request_id)
+        return None if pending is None else pending.request
+
     def _of(self, request: Request) -> list[Shard]:
         if request.action == "list" and not request.aggregate_id:
             return list(self._shards)

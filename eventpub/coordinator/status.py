@@ -15,7 +15,7 @@ from eventpub.coordinator.database_changes import Newest
 from eventpub.coordinator.health import HERE, STALLED_AFTER, Health, NamedCheck, Schedule
 from eventpub.coordinator.position import DurableState, StartState
 from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
-from eventpub.coordinator.requests import Pauses
+from eventpub.coordinator.requests import Pauses, Requests
 from eventpub.coordinator.shards import Failures, Shard, has_got_on
 from eventpub.log import dropped
 
@@ -54,6 +54,9 @@ class Overview:
         self.lag = ShownLag(self.progress)
         self.rate = Rate()
         self.pauses = Pauses(begin.is_paused, begin.paused_by, do)
+        self.requests = Requests(self.shards, begin.partitions, do)
+        for request, reply in begin.requests:
+            self.requests.receive(request, reply, is_kept=True)
         self.failures = Failures(config)
         self.schedule = Schedule(config.sink.delivery == "exactly_once")
         self._report_log = ReportLog(config)
@@ -68,10 +71,11 @@ class Overview:
         return self.lag.boundary
 
     def in_work(self, shard: Shard) -> int:
-        return len(shard.sent) + (shard.compares_since is not None)
+        compares = shard.compares_since is not None
+        return len(shard.sent) + self.requests.under_way(shard) + compares
 
     def see(self, event: e.Event, now: float) -> None:
-        """Note what an event says of the publisher's health, of checks and writes in flight."""
+        """Note what an event says of the publisher's health, and of what is in flight."""
         if self.seen_at < 0:
             self.lag.begin(now)
             self.rate.add(now, 0)
@@ -82,20 +86,26 @@ class Overview:
         if (kind := _OUTCOMES.get(type(event))) is not None:
             self.schedule.is_done(kind)
             self.failures.is_done(kind)
-        if isinstance(event, e.Written):
+        if isinstance(event, e.RequestReceived):
+            self.requests.receive(event.request, event.reply)
+        elif isinstance(event, e.Withdrawn):
+            self.requests.withdraw(event.id)
+        elif isinstance(event, e.Written):
             self.health.written(now)
             self.pauses.written(event.what["is_paused"], sum(map(self.in_work, self.shards)))
-        if isinstance(event, e.Failed):
+        elif isinstance(event, e.Failed):
             command = event.command
             self.schedule.is_done(type(command))
             if isinstance(command, e.Remember):
                 self.durable.is_not_written(command)
                 self.pauses.reply(command.what["is_paused"], event.error)
-        if isinstance(event, (e.Failed, Ended)) and event.error is not None:
+            self.schedule.met(event.error, now)
+        elif isinstance(event, Ended) and event.error is not None:
+            self.requests.runner_failed(self.shards[event.shard], event.error)
             self.schedule.met(event.error, now)
 
     def account(self, report: Report, uncounted_since: int | None, now: float) -> None:
-        """Add a report that its shard has taken to what is remembered, shown and logged."""
+        """Add a report that its shard has taken to what is remembered, shown and answered."""
         self.durable.take(self.shards, report, uncounted_since)
         self.failures.is_well(report.shard, now, has_progressed=has_got_on(report))
         if report.counts.rows or report.published:
@@ -104,6 +114,8 @@ class Overview:
         self.progress.position = self.durable.position
         for line in self._report_log.lines(report, self.progress, now):
             self._do(line)
+        for request_id, answer in report.answers.items():
+            self.requests.answered(request_id, report.shard, answer)
 
     def write(self, hidden_since: int | None, newest: Newest | None, **where: Any) -> None:
         """Write what must survive the process, if it has changed.

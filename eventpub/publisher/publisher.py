@@ -119,6 +119,18 @@ def pause(
     }
 
 
+def ask(post: Callable[[e.Event], None], request: Request, timeout: float) -> dict[str, Any]:
+    """Have shards do something. No `answers`: it timed out, or see `error`."""
+    timeout = min(max(timeout, 0.0), _ANSWER_TIMEOUT)
+    outcome = _reply(lambda reply: post(e.RequestReceived(request, reply)), timeout)
+    if outcome is None:
+        post(e.Withdrawn(request.id))
+    if outcome is None or isinstance(outcome, EventpubError):
+        return {"answers": None, "error": outcome and outcome.to_dict()}
+    answers = {str(shard): answer for shard, answer in outcome.items()}
+    return {"answers": answers, "error": None}
+
+
 def _reply(ask: Callable[[Callable[[Any], None]], None], timeout: float) -> Any:
     """What is replied in another thread; None: timed out."""
     replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -222,16 +234,7 @@ class CommandRunner:
         return pause(self._events.put, is_paused, by, _PAUSE_TIMEOUT)
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        """Have shards do something; thread-safe. No `answers`: it timed out, or see `error`."""
-        timeout = min(max(timeout, 0.0), _ANSWER_TIMEOUT)
-        post = self._events.put
-        outcome = _reply(lambda reply: post(e.RequestReceived(request, reply)), timeout)
-        if outcome is None:
-            self.withdraw(request.id)
-        if outcome is None or isinstance(outcome, EventpubError):
-            return {"answers": None, "error": outcome and outcome.to_dict()}
-        answers = {str(shard): answer for shard, answer in outcome.items()}
-        return {"answers": answers, "error": None}
+        return ask(self._events.put, request, timeout)
 
     def withdraw(self, id: str) -> None:
         self._events.put(e.Withdrawn(id))
@@ -295,7 +298,9 @@ class Publisher:
                     return None
                 if isinstance(outcome, BaseException):
                     raise outcome
-                return outcome
+                requests = tuple((r, self._forget(r)) for r in self._state.kept())
+                start_state = replace(outcome.start_state, requests=requests)
+                return replace(outcome, start_state=start_state)
             if self._stopped_by is not None:
                 return None
 
@@ -309,9 +314,7 @@ class Publisher:
             self._state.write(self._state.status_file, mask_all(found))
 
     def _publish(self, prepared: Prepared) -> Progress:
-        requests = tuple((r, self._forget(r)) for r in self._state.kept())
-        start_state = replace(prepared.start_state, requests=requests)
-        coordinator = Coordinator(self._config, start_state)
+        coordinator = Coordinator(self._config, prepared.start_state)
         with CommandRunner(
             self._config, self._state, prepared, coordinator, self._events
         ) as runner:

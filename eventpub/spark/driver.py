@@ -226,8 +226,7 @@ class Driver:
         )
 
     def _requests(self) -> list[Request]:
-        state = self._state
-        return [] if state is None else [*state.kept(), *asked(state)]
+        return [] if self._state is None else asked(self._state)
 
     def _discovered(self) -> Layout:
         if self._layout is None:

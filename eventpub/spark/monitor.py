@@ -16,17 +16,18 @@ from eventpub import config as settings
 from eventpub.channel import Ended, Lane, PartitionId, Report, Request
 from eventpub.config import Config
 from eventpub.coordinator import events as e
+from eventpub.coordinator.shards import Shard
 from eventpub.coordinator.status import Overview, status
 from eventpub.errors import EventpubError
 from eventpub.publisher.prepare import Prepared
-from eventpub.publisher.publisher import StatusFile
+from eventpub.publisher.publisher import StatusFile, ask
 from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker
 from eventpub.sink.fencing import hanging, is_held_by
 from eventpub.sink.markers import place_of
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.topics import list_offsets, partition_counts, visible_ends
 from eventpub.spark.journal import Journals
-from eventpub.spark.notes import Notes, Requests
+from eventpub.spark.notes import Notes, leave, listed
 from eventpub.spark.options import Plan, Publisher
 from eventpub.spark.place import Place
 from eventpub.state import StateDir
@@ -55,8 +56,8 @@ class Monitor(Overview):
         self._plan: Plan = publisher.initial
         self._seen = _committed(place, publisher.query)  # not counted again
         self._stand_at(self._seen)
-        self._requests = Requests(config, state, publisher.query)
-        self.withdraw = self._requests.withdraw
+        self._left: list[Request] = []
+        leave(state, [])
         self._notes = Notes(state)
         self._refused: dict[tuple[int, int], list[tuple[str, int, str]]] = {}
         self._of_topic: EventpubError | None = None
@@ -74,6 +75,11 @@ class Monitor(Overview):
 
     def _published(self) -> dict[int, int]:
         return {n: int(shard["published"]) for n, shard in [*self.progress.per_shard.items()]}
+
+    def in_work(self, shard: Shard) -> int:
+        """Nothing: a query that is stopped has its batch done, or repeats it."""
+        del shard
+        return 0
 
     def close(self) -> None:
         self._checks.end(0.3)
@@ -95,7 +101,8 @@ class Monitor(Overview):
             log.info("Spark's pages", address=address)
         self.progress.spark_ui = address
         for shard in self.shards:
-            shard.begin(Lane())
+            shard.begin(Lane())  # whose requests are left for the planner
+            shard.has_begun = True
         self.remember()
 
     def look(self, query: Any, now: float) -> EventpubError | None:
@@ -107,6 +114,10 @@ class Monitor(Overview):
                 self._take(query, now)
         while not self._events.empty():
             self._observe(self._events.get(), now)
+        self.requests.send(is_paused=self.pauses.is_paused)
+        if (requests := self.requests.take_back()) != self._left:
+            leave(self._state, requests)
+            self._left = requests
         if self.schedule.is_second(now):
             self.rate.add(now, self.progress.published)
         at = self.progress.position, self.progress.rows_read
@@ -194,18 +205,25 @@ class Monitor(Overview):
             dead = [
                 dict(zip(("aggregate_id", "version", "reason"), r, strict=True)) for r in refused
             ]
-            published = report.published - len(refused)
-            report = replace(report, published=published, dead=[*report.dead, *dead])
+            answers = {
+                id_: "refused again" if self._is_of(id_, refused, answer) else answer
+                for id_, answer in report.answers.items()
+            }
+            published, dead = report.published - len(refused), [*report.dead, *dead]
+            report = replace(report, published=published, dead=dead, answers=answers)
         self.shards[report.shard].take_report(report)
         self.see(report, now)
         self.account(report, None, now)
         if report.published and not self._watch.ends:
             # without known ends, a lost topic would be recreated
             self.schedule.hasten(e.CheckTopic, now)
-        for id_, answer in report.answers.items():
-            is_refused = any(self._requests.is_to_publish(id_, a, v) for a, v, _ in refused)
-            is_refused = is_refused and answer == "published"
-            self._requests.answered(id_, report.shard, "refused again" if is_refused else answer)
+
+    def _is_of(self, id_: str, refused: list[tuple[str, int, str]], answer: str) -> bool:
+        """Whether the row that a request has published is among the refused ones."""
+        request = self.requests.get(id_)
+        if request is None or answer != "published":
+            return False
+        return any((request.aggregate_id, request.version) == (a, v) for a, v, _ in refused)
 
     def _observe(self, event: e.Event, now: float) -> None:
         self.see(event, now)
@@ -263,7 +281,17 @@ class Monitor(Overview):
     # -- requests ---------------------------------------------------------------------------------
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        return self._requests.ask(request, timeout, is_paused=self.pauses.is_paused)
+        if request.action == "list":
+            config, query = self._assignment.config, self._publisher.query
+            try:
+                if here := listed(config, self._state, query, request):
+                    return {"answers": here, "error": None}
+            except EventpubError as error:
+                return {"answers": None, "error": error.to_dict()}
+        return ask(self._events.put, request, timeout)
+
+    def withdraw(self, id: str) -> None:
+        self._events.put(e.Withdrawn(id))
 
 
 def _committed(place: Place, query: str) -> int:

@@ -112,6 +112,29 @@ class TestRequests:
         assert answers == []
 
 
+class TestRequestsThatRunnersAreToDo:
+    """The engine Spark leaves these for its planner."""
+
+    def test_are_those_that_were_sent_and_have_no_answer(self) -> None:
+        life, lanes = streaming()
+        requests = [Request("r1", "retry", of_shard(0)), Request("r2", "list")]
+        for request in requests:
+            life.on(e.RequestReceived(request, lambda _: None))
+        assert life.coordinator.requests.take_back() == requests
+        for lane in lanes:
+            life.reports(lane, done=1, position=at(2_000), answers={"r2": "[]"})
+        assert life.coordinator.requests.take_back() == requests[:1]
+
+    def test_are_none_that_were_withdrawn_whether_they_were_sent_or_not(self) -> None:
+        life, lanes = streaming()
+        life.on(e.RequestReceived(Request("r1", "retry", of_shard(0)), lambda _: None))
+        life.on(e.Withdrawn("r1"))
+        assert life.coordinator.requests.take_back() == []
+        life.on(e.Tick())
+        life.reports(lanes[0], done=1, position=at(2_000), answers={"r1": "found"})
+        assert life.coordinator.requests.get("r1") is None
+
+
 class TestARequestEndsNobody:
     def test_after_two_runners_have_failed_with_it_it_is_answered_with_their_error(self) -> None:
         life, lanes = streaming()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,29 +9,16 @@ from unittest.mock import Mock
 import pytest
 
 from eventpub.channel import Request
-from eventpub.config import Config
 from eventpub.coordinator.events import Log
 from eventpub.errors import StoreError
 from eventpub.spark.driver import Observed
-from eventpub.spark.notes import Notes, Requests, asked, of_one_batch
+from eventpub.spark.notes import Notes, asked, leave, of_one_batch
 from eventpub.state import StateDir
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateDir:
     return StateDir(tmp_path / "state")
-
-
-@pytest.fixture
-def requests(state: StateDir) -> Requests:
-    config = Config.model_validate(
-        {
-            "app": {"id": "a", "state_dir": str(state.root)},
-            "store": {"url": "mysql+pymysql://a@127.0.0.1:1/a"},
-            "sink": {"topic": "t"},
-        }
-    )
-    return Requests(config, state, "query")
 
 
 def test_a_note_is_taken_once_in_the_order_of_its_writer(state: StateDir) -> None:
@@ -63,29 +48,22 @@ def test_no_more_notes_are_left_than_a_publisher_that_hangs_can_take(
     assert [note["number"] for note in notes.take()] == [0, 1]
 
 
+def test_the_planner_is_asked_what_was_left_last(state: StateDir) -> None:
+    assert asked(state) == []
+    requests = [Request("r", "publish", "a", 1, searched=(4, 5)), Request("s", "retry", "b")]
+    leave(state, requests)
+    assert asked(state) == requests
+    leave(state, requests[1:])
+    assert asked(state) == requests[1:]
+
+
 def test_what_was_answered_is_not_asked_again_on_a_full_disk(
-    state: StateDir, requests: Requests, monkeypatch: pytest.MonkeyPatch
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request("r", "publish", "a", 1)
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(requests.ask, request, 5.0, is_paused=False)
-        while [*asked(state)] != [request]:
-            time.sleep(0.01)
-        monkeypatch.setattr("eventpub.spark.notes.replace_file", Mock(side_effect=OSError))
-        requests.answered("r", 0, "published")
-        assert found.result()["answers"] == {"0": "published"}
-    assert [*asked(state)] == []
-
-
-def test_a_request_waits_until_it_is_answered(state: StateDir, requests: Requests) -> None:
-    request = Request("r", "publish", "a", 1, searched=(4, 5))
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(requests.ask, request, 5.0, is_paused=False)
-        while [*asked(state)] != [request]:
-            time.sleep(0.01)
-        requests.answered("r", 0, "published")
-        assert found.result()["answers"] == {"0": "published"}
-    assert [*asked(state)] == []
+    leave(state, [Request("r", "publish", "a", 1)])
+    monkeypatch.setattr("eventpub.spark.notes.replace_file", Mock(side_effect=OSError))
+    leave(state, [])
+    assert asked(state) == []
 
 
 def test_one_request_of_a_batch_publishes() -> None:
@@ -93,18 +71,6 @@ def test_one_request_of_a_batch_publishes() -> None:
     first, again = Request("1", "publish", "a", 2), Request("2", "publish", "a", 2)
     others = [Request("4", "retry", "a"), Request("5", "retry", "a")]
     assert of_one_batch([first, again, *others]) == [first, *others]
-
-
-def test_nothing_but_lists_is_done_while_it_is_paused(requests: Requests) -> None:
-    found = requests.ask(Request("r", "retry", "a"), 0.1, is_paused=True)
-    assert found["error"]["code"] == "run.paused"
-
-
-def test_a_request_that_nobody_answers_in_time_is_withdrawn(
-    requests: Requests, state: StateDir
-) -> None:
-    assert requests.ask(Request("r", "retry", "a"), 0.1, is_paused=False)["answers"] is None
-    assert [*asked(state)] == []
 
 
 def test_what_a_planner_sees_is_noted_once_a_second_and_a_line_at_once() -> None:
