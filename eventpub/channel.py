@@ -189,6 +189,7 @@ class Report:
         rebuilt: why the index is rebuilt from the topic; None: it is not.
         took: seconds to decide a micro-batch.
         latency, latency_sum: ages of events at commit, by `LATENCY_BOUNDS`; their sum in s.
+        oldest: `create_time` of the oldest published event, of a micro-batch; None: it has none.
         index_bytes: None: not measured this time.
     """
 
@@ -225,6 +226,7 @@ class Report:
     took: float = 0.0
     latency: list[int] = field(default_factory=list)
     latency_sum: float = 0.0
+    oldest: int | None = None
     index_bytes: int | None = None
 
 

@@ -74,9 +74,10 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
     run = _begin_run(state, started, now)
     # the last run's number of shards may not have been written down
     writers = max(former, topics.partitions)
-    if config.run.engine == "threads" and markers_of(config.sink) in partition_counts(clients):
-        NumberedSink(clients, config.app.id).take(threads_of(run), writers)
+    has_markers = markers_of(config.sink) in partition_counts(clients)
     for app_id in (config.app.id, *config.app.former_ids):
+        if has_markers and (config.run.engine == "threads" or app_id != config.app.id):
+            NumberedSink(clients, app_id).take(threads_of(run), writers)
         fence_all(clients, app_id, writers)
     numbers, is_placed = _take_over(state, before, former, topics)
     if former != config.run.shards:

@@ -153,6 +153,14 @@ class Journals:
         found: Report = head["report"]
         return found
 
+    def oldest(self, after: int, shards: int) -> list[int]:
+        """`create_time` of the oldest event of each part of the batches after one, µs."""
+        heads = (
+            self.head(b, s) for b in range(after + 1, self.newest() + 1) for s in range(shards)
+        )
+        found = (head["report"].oldest for head in heads if head is not None)
+        return [at for at in found if at is not None]
+
     def newest(self) -> int:
         """The last batch that has a journal; 0: none."""
         names = self._place.names(self._root)

@@ -23,6 +23,7 @@ from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import StatusFile, ask
 from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker
 from eventpub.sink.fencing import hanging, is_held_by
+from eventpub.sink.layout import tail_gone
 from eventpub.sink.markers import place_of
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.topics import list_offsets, partition_counts, visible_ends
@@ -55,6 +56,8 @@ class Monitor(Overview):
         self._journals = Journals(place, publisher.query)
         self._plan: Plan = publisher.initial
         self._seen = _committed(place, publisher.query)  # not counted again
+        self._hidden: list[tuple[int, int]] = [(self._seen, prepared.start_state.low)]
+        """Batches that a broker may yet hide from consumers: up to where nothing of it lies, µs."""
         self._stand_at(self._seen)
         self._left: list[Request] = []
         leave(state, [])
@@ -64,7 +67,7 @@ class Monitor(Overview):
         self._well_since: float | None = None
         self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
         self._checks_work = checks = ChecksWork(prepared.assignment)
-        self._watch = TopicWatch(prepared, self._published)
+        self._watch = TopicWatch(prepared, self._published, lambda: self._seen)
         self._checks = Worker("eventpub-lag", checks.do, self._events.put, checks.close)
         self._broker = Worker("eventpub-broker", self._watch.do, self._events.put)
         self._file = StatusFile(config, state, prepared.start_state.run)
@@ -155,6 +158,8 @@ class Monitor(Overview):
         for report in self._heads(batch):
             self.shards[report.shard].report = report
             self.durable.take(self.shards, report, None)
+            if report.oldest is not None:
+                self._hidden.append((batch, report.oldest - 1))
             is_there = {n: getattr(report, n) for n in ("position", "low", "holds", "next_due")}
             self.progress.add(Report(report.shard, **is_there), self.where)
         self.progress.position = self.durable.position
@@ -211,6 +216,8 @@ class Monitor(Overview):
             }
             published, dead = report.published - len(refused), [*report.dead, *dead]
             report = replace(report, published=published, dead=dead, answers=answers)
+        if report.oldest is not None:
+            self._hidden.append((batch, report.oldest - 1))
         self.shards[report.shard].take_report(report)
         self.see(report, now)
         self.account(report, None, now)
@@ -262,7 +269,10 @@ class Monitor(Overview):
         begin, self.durable.acknowledged = self._prepared.start_state, dict(self._watch.ends)
         hidden_since = plan.unpublished_since if plan.batch else begin.hidden_since
         newest = plan.newest or begin.newest
-        self.write(hidden_since, newest, engine="spark", query=plan.query)
+        self._hidden = [(b, low) for b, low in self._hidden if b > self._watch.visible_upto]
+        low = min([self.durable.low, *(low for _, low in self._hidden)])
+        where = {"engine": "spark", "query": plan.query, "batch": self._seen, "low": low}
+        self.write(hidden_since, newest, **where)
 
     def _write(self, command: e.Remember) -> None:
         event: e.Event = e.Written(command.what)
@@ -307,14 +317,22 @@ class TopicWatch:
     lost. Records between two ends are checked where this publisher has written nothing, and in one
     more partition in turn. A transaction of ours left open hides what was published after it.
 
-    `published` returns the number of events that each shard has published.
+    `published` returns the number of events that each shard has published, `taken` the last batch
+    known to be committed; consumers see everything of those up to `visible_upto`.
     """
 
-    def __init__(self, prepared: Prepared, published: Callable[[], dict[int, int]]) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        published: Callable[[], dict[int, int]],
+        taken: Callable[[], int],
+    ) -> None:
         assignment = prepared.assignment
         self._config, self._clients = assignment.config, assignment.parts.clients
         self._work = BrokerWork(assignment, prepared.topics)
-        self._published = published
+        self._published, self._taken = published, taken
+        self.visible_upto = -1
+        self._awaited: tuple[int, Mapping[PartitionId, int]] = -1, {}
         self._before: dict[int, int] = {}
         self._turn = 0
         self._held: dict[PartitionId, tuple[int, float]] = {}
@@ -331,7 +349,8 @@ class TopicWatch:
             self._turn = (self._turn + 1) % len(ours)
             looked_at.add(ours[self._turn])
         done = self._work.do(e.CheckTopic({place: self.ends[place] for place in looked_at}))
-        self._require_none_left_open(self._measure(), time.monotonic())
+        taken = self._taken()
+        self._require_none_left_open(self._measure(), taken, time.monotonic())
         return done
 
     def measure(self) -> None:
@@ -346,13 +365,24 @@ class TopicWatch:
         if markers in counts:
             places.append(place_of(markers, self._config.app.id, counts[markers]))
         found = visible_ends(self._clients, places, _TIMEOUT)
+        ours = {place: end for place, end in self.ends.items() if place[0] == sink.topic}
+        if lower := [place for place, end in ours.items() if found.get(place, end) < end - 1]:
+            highs = list_offsets(self._clients, lower, "latest", timeout=_TIMEOUT)
+            for place, end in highs.items():
+                if end < ours[place] - 1:  # a missing marker is one offset
+                    raise tail_gone(self._clients, place, ours[place], end)
         self.ends = {place: end for place, end in found.items() if end and place[0] != markers}
         return found
 
-    def _require_none_left_open(self, stable: Mapping[PartitionId, int], now: float) -> None:
+    def _require_none_left_open(
+        self, stable: Mapping[PartitionId, int], taken: int, now: float
+    ) -> None:
         sink, app_id = self._config.sink, self._config.app.id
         optional, clients = frozenset(sink.topics), self._clients
         highs = list_offsets(clients, [*stable], "latest", optional=optional, timeout=_TIMEOUT)
+        batch, ends = self._awaited
+        if all(stable.get(place, end) >= end for place, end in ends.items()):
+            self.visible_upto, self._awaited = max(batch, self.visible_upto), (taken, highs)
         before, self._held = self._held, {}
         for place, end in highs.items():
             if (at := stable[place]) < end:

@@ -127,6 +127,7 @@ class Publisher:
         location: of the state.
         initial: the first offset of a new checkpoint; its first batch reads the topic back.
         beginning: what is known to be published.
+        accepts_topic: see `Assignment`.
     """
 
     query: str
@@ -134,6 +135,7 @@ class Publisher:
     partitions: int
     initial: Plan
     beginning: Beginning
+    accepts_topic: bool = False
 
     def packed(self, config: Config) -> str:
         """As an option; its name must contain `secret`, so that Spark redacts it."""

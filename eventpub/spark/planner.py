@@ -40,9 +40,10 @@ _LARGEST_PAGE = 200_000
 """Window size in rows up to which shards read it without first splitting it."""
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
-_FAST, _SLOW = 5.0, 15.0
-"""Batch durations, s, outside of which the next gets twice or half as many bytes: a transaction
-longer than its time-out never succeeds, and a decided batch cannot be made smaller."""
+_SLOW = 15.0
+"""Duration of a batch, s, above which the next gets half as many bytes, or a quarter of the
+transaction's time-out; below a third of it, a full batch is followed by one of twice as many. A
+transaction longer than its time-out never succeeds, and a decided batch cannot be made smaller."""
 
 _KEPT_ANSWERED = 50
 _SAMPLED_EVERY = 1.0
@@ -148,7 +149,7 @@ class Planner:
         if is_idle and not requests and last.batch:
             return None
         now = self._clock()
-        most_bytes = self._most_bytes(last, now)
+        most_bytes = self._most_bytes(last, now, is_cut=is_cut)
         snapshot = now >= self._snapshot_at
         if snapshot:
             self._snapshot_at = now + self._config.state.snapshot_every / 1e6
@@ -174,15 +175,16 @@ class Planner:
             answered=tuple(answered[-_KEPT_ANSWERED:]),
         )
 
-    def _most_bytes(self, last: Plan, now: float) -> int:
+    def _most_bytes(self, last: Plan, now: float, *, is_cut: bool) -> int:
         took, self._took, self._planned_at = self._took, 0.0, now
-        if _FAST < took < self._trigger + 1:  # may include the wait for Spark's trigger
+        if _SLOW / 3 < took < self._trigger + 1:  # may include the wait for Spark's trigger
             took = max((report.took for report in self._reports), default=0.0)
-        if not took or _FAST <= took <= _SLOW:
-            return last.most_bytes
-        if took < _FAST:
+        slow = min(_SLOW, self._config.sink.transaction_timeout / 4e6)
+        if took > slow:
+            return max(last.most_bytes // 2, _LEAST_BYTES)
+        if is_cut and 0 < took < slow / 3:
             return min(2 * last.most_bytes, _MOST_BYTES)
-        return max(last.most_bytes // 2, _LEAST_BYTES)
+        return last.most_bytes
 
     # -- what is known ----------------------------------------------------------------------------
 

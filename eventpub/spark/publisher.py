@@ -26,7 +26,8 @@ from eventpub.publisher.publisher import Publisher as Run
 from eventpub.publisher.publisher import pause
 from eventpub.sink.fencing import fence_all
 from eventpub.sink.numbered import NumberedSink
-from eventpub.spark.monitor import Monitor, unnoticed_for
+from eventpub.spark.journal import Journals
+from eventpub.spark.monitor import Monitor
 from eventpub.spark.options import Plan, Publisher
 from eventpub.spark.place import Place
 from eventpub.spark.session import (
@@ -67,6 +68,8 @@ _HANGING = "sink.hanging_transaction"
 """The broker has left a transaction open; taking a new checkpoint ends it and publishes again."""
 
 _OF_THE_CHECKPOINT = {
+    "sink.batch_changed",
+    "sink.checkpoint_behind",
     "sink.markers_gone",
     "state.journal_missing",
     "state.journal_damaged",
@@ -74,7 +77,7 @@ _OF_THE_CHECKPOINT = {
     "state.checkpoint_version",
     "store.rows_gone",
 }
-_MAYBE_OF_THE_CHECKPOINT = {"shard.failed", "index.corrupt"}
+_MAYBE_OF_THE_CHECKPOINT = {"shard.failed", "index.corrupt", "sink.transaction_expired"}
 """Errors that a new checkpoint fixes, and errors that it may fix if they recur at once."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
@@ -99,8 +102,21 @@ class SparkPublisher(Run):
                     return query.run(self._on_progress, lambda: self._stopped_by)
             except _UnusableError:
                 replaces = True
-                next_one = self._prepare()  # to learn what was published meanwhile
+                next_one = self._prepare_again()
         return Progress(stopped_by=self._stopped_by)
+
+    def _prepare_again(self) -> Prepared | None:
+        """To learn what was published meanwhile; waits while database or broker is away."""
+        wait = _FIRST_WAIT
+        while True:
+            try:
+                return self._prepare()
+            except EventpubError as error:
+                if not error.retriable:
+                    raise
+                log.warning("the start failed; trying again", error=str(error), wait=wait)
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
 
 
 class Query:
@@ -166,6 +182,7 @@ class Query:
             now = time.monotonic()
             self._take_pauses(now)
             error: EventpubError | None = None
+            query: Any = None
             if self._starting is not None:
                 if not self._starting.is_alive():
                     self._starting, error = None, self._start_error
@@ -176,11 +193,12 @@ class Query:
                 self._starting.start()
             elif self._query is not None and not self._query.isActive:
                 error = self._why_it_ended()
-                self._query = None
+                query, self._query = self._query, None
                 if error is None:
                     self.monitor.ended()
                     break
             if error is not None:
+                self.monitor.look(query, now)  # the last batches
                 if self.monitor.well_for(now) > _WELL_AFTER:
                     wait, failures = _FIRST_WAIT, 0
                 failures += 1
@@ -211,14 +229,10 @@ class Query:
 
     def _require_usable(self, error: EventpubError, failures: int, now: float) -> None:
         """Raise `_UnusableError` if a new checkpoint is needed."""
-        was_well = self.monitor.well_for(now) > 0
         fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1
-        if error.code == _HANGING:  # any checkpoint may meet this, but a new one must help
-            begins_another = was_well or not self._replaces_checkpoint
-        else:
-            begins_another = not (was_well or self._replaces_checkpoint)
-            begins_another &= error.code in _OF_THE_CHECKPOINT or fails_at_once
-        if begins_another:
+        is_of_it = fails_at_once or error.code in {_HANGING, *_OF_THE_CHECKPOINT}
+        # a new one must help
+        if is_of_it and (self.monitor.well_for(now) > 0 or not self._replaces_checkpoint):
             log.warning("the checkpoint cannot be used; starting a new one", error=str(error))
             raise _UnusableError
 
@@ -259,6 +273,8 @@ class Query:
         else:
             seconds = max(self._config.run.trigger, self._config.spark.trigger) / 1e6
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
+        if self.monitor.pauses.is_paused:
+            return
         query = writer.start()
         self.monitor.started(self._session)
         self._query = query
@@ -302,6 +318,8 @@ class Query:
                 event.reply(0)
                 continue
             if event.is_paused:
+                if self._starting is not None:
+                    self._starting.join(_STOPS_WITHIN)
                 self._stop_query()
             self.monitor.show(now)  # before the reply
             self.monitor.remember()
@@ -337,6 +355,7 @@ class Checkpoints:
             "location": location,
             "shards": config.run.shards,
             "partitions": begin.partitions,
+            "first_version": config.store.first_version,
             "topics": self._prepared.topics,
             # an index built while versions were unique cannot tell rows of one apart; the topic can
             "contents": not begin.layout.key_is_unique,
@@ -356,8 +375,12 @@ class Checkpoints:
         former, name = name, secrets.token_hex(8)
         log.info("new checkpoint: the topic is read back first", query=name, location=location)
         start = None if begin.start == 0 else begin.start
-        low = begin.low - config.recount.horizon
-        low -= int(2e6 * unnoticed_for(config.sink))  # rows still hidden are published again
+        low = begin.low
+        if former and progress.get("query") == former:
+            journals = Journals(Place(str(known.get("location", location))), former)
+            found = journals.oldest(int(progress.get("batch", 0)), int(known["shards"]))
+            low = min(low, *(at - 1 for at in found))
+        low -= config.recount.horizon
         plan = Plan(
             name,
             start=start,
@@ -395,4 +418,5 @@ class Checkpoints:
     def _of(self, name: str, location: str, initial: Plan) -> Publisher:
         begin = self._prepared.start_state
         beginning = DurableState(begin).beginning(None, None)
-        return Publisher(name, location, begin.partitions, initial, beginning)
+        accepts = self._prepared.assignment.accepts_topic
+        return Publisher(name, location, begin.partitions, initial, beginning, accepts)

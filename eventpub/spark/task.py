@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,6 +45,7 @@ from eventpub.shard.context import PublishingContext, ShardContext
 from eventpub.shard.folding import Fold
 from eventpub.shard.reading import chunks
 from eventpub.shard.step import Step
+from eventpub.sink.layout import check_leaders
 from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journal, Journals, Snapshots
@@ -161,10 +163,17 @@ class Task:
     def _decide(self) -> Iterator[pa.RecordBatch]:
         plan, began = self._plan, time.monotonic()
         snapshots = Snapshots(self._place, plan.query, self._number)
+        options, publisher = self._options, self._options.publisher
+        accepts = publisher is not None and publisher.accepts_topic
         assignment = Assignment(
-            self._options.config, self._layout, self._options.partitions, plan.start, 0, self._parts
+            options.config,
+            self._layout,
+            options.partitions,
+            plan.start,
+            0,
+            self._parts,
+            accepts_topic=accepts,
         )
-        publisher = self._options.publisher
         if not self._folder.exists() and (plan.batch > 1 or publisher is not None):
             found = snapshots.fetch(self._folder, plan.batch - 1)
             if found is None and publisher is not None:
@@ -184,8 +193,11 @@ class Task:
             report = context.take_report()
             counts = index.counts.since(context.oldest_bucket())
             took = time.monotonic() - began
-            report = replace(report, buckets=counts, done=plan.batch, took=took)
-            journal = Journal(report, context.journal_sink.keys(), index.end_batch(plan.batch))
+            keys = context.journal_sink.keys()
+            published: Any = keys.filter(pc.invert(are("skip", keys)))["create_time"]
+            oldest = pc.min(published).as_py()
+            report = replace(report, buckets=counts, done=plan.batch, took=took, oldest=oldest)
+            journal = Journal(report, keys, index.end_batch(plan.batch))
             failpoint("before_journal")
             if self._journals.create(plan.batch, self._number, journal):
                 failpoint("after_journal")
@@ -319,6 +331,8 @@ def recover(assignment: Assignment, number: int, beginning: Beginning, folder: P
     fold's report to a new folder."""
     with PublishingContext(assignment, number, beginning, Lane(), lambda _: None) as context:
         Fold(context).run()
+        # a leader cut off from the others lacks the last records, and would have them repeated
+        check_leaders(assignment.parts.clients, context.own_places())
         folder.parent.mkdir(parents=True, exist_ok=True)
         copy = folder_for(folder)
         context.index.copy_to(copy)

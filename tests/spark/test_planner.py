@@ -35,13 +35,20 @@ class Played:
         self.planner = planner
         self._journals = journals
 
-    def done(self, plan: Plan, took: float = 0.0, compared: int | None = None) -> None:
+    def done(
+        self,
+        plan: Plan,
+        took: float = 0.0,
+        compared: int | None = None,
+        *,
+        is_cut: bool = False,
+    ) -> None:
         """The shard has done a batch, or says that it has done another comparison."""
         report = Report(
             0,
             done=plan.batch,
-            position=plan.upto,
-            low=plan.upto,
+            position=plan.upto - is_cut,
+            low=plan.upto - is_cut,
             compared=plan.comparison if compared is None else compared,
             took=took,
         )
@@ -172,6 +179,8 @@ class TestTheSizeOfABatch:
         database: FreshDatabase,
         played: Make,
         took: Sequence[tuple[float, float]],
+        *,
+        are_cut: bool = True,
         **given: Any,
     ) -> list[int]:
         """By how long after a batch the next was asked for, and how long its task took."""
@@ -180,7 +189,7 @@ class TestTheSizeOfABatch:
         plan, sizes = Plan("q", upto=now(database)), []
         for number, (waited, of_task) in enumerate([(0.0, 0.0), *took]):
             if plan.batch:
-                shown.done(plan, of_task)
+                shown.done(plan, of_task, is_cut=are_cut)
             clock[0] += waited
             with transaction(database) as cursor:
                 insert(cursor, "a", number + 1)
@@ -203,6 +212,11 @@ class TestTheSizeOfABatch:
         took = [(60.0, 2.0), (60.0, 30.0), (95.0, 2.0)]
         found = self.sizes(database, played, took, observed=Observed(lambda _: None), trigger="1m")
         assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES // 2]
+
+    def test_of_small_batches(self, database: FreshDatabase, played: Make) -> None:
+        """A batch after an outage was as large as after a fast drain, and never fitted."""
+        found = self.sizes(database, played, [(1.0, 0.9), (1.0, 0.9)], are_cut=False)
+        assert found == [FIRST_BYTES, FIRST_BYTES]
 
     def test_of_a_job_whose_trigger_nobody_knows(
         self, database: FreshDatabase, played: Make

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -441,6 +441,43 @@ def test_a_transaction_that_was_left_open_is_noticed_without_any_rows(
 ) -> None:
     sink.write(0, [event("a", 1)])
     options = sink_options(sink.options)
+    taken = iter(range(1, 9))
+    watch = _watch(options, lambda: next(taken))
+    monkeypatch.setattr(watch._work, "do", lambda command: command)
+    markers = markers_of(options)
+    place = (topic_name, 0) if where == "topic" else markers.place
+    watch.do(CheckTopic({}))
+    watch.do(CheckTopic({}))
+    assert watch.visible_upto == 1, "everything that was there at the first look"
+    with held(kafka_server, place, options.id):
+        for _ in range(3):
+            watch.do(CheckTopic({}))
+        assert watch.visible_upto == 2, "what came later may be hidden"
+        monkeypatch.setattr(monitor, "unnoticed_for", lambda _: 0.0)
+        with pytest.raises(SinkError) as found:
+            watch.do(CheckTopic({}))
+    assert found.value.code == "sink.hanging_transaction"
+
+
+def test_records_that_a_broker_has_lost_are_noticed_while_the_query_runs(
+    sink: Task, kafka_server: Kafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink.write(0, [event("a", 1)])
+    options = sink_options(sink.options)
+    watch = _watch(options, lambda: 0)
+    monkeypatch.setattr(watch._work, "do", lambda command: command)
+    watch.do(CheckTopic({}))
+    [first] = read_topic(kafka_server.bootstrap_servers, topic_name)
+    place = (topic_name, first.partition())
+    watch.ends = known = {**watch.ends, place: watch.ends[place] + 2}
+    with pytest.raises(SinkError) as found:
+        watch.do(CheckTopic({}))
+    assert found.value.code == "sink.topic_recreated"
+    watch.measure()
+    assert watch.ends == known, "else the next start would believe the broker"
+
+
+def _watch(options: SinkOptions, taken: Callable[[], int]) -> TopicWatch:
     app: Any = SimpleNamespace(id=options.id)
     config: Any = SimpleNamespace(app=app, sink=options.sink, run=SimpleNamespace(shards=4))
     parts = SimpleNamespace(clients=Clients(options.sink))
@@ -449,18 +486,7 @@ def test_a_transaction_that_was_left_open_is_noticed_without_any_rows(
         topics={},
         start_state=SimpleNamespace(acknowledged={}),
     )
-    watch = TopicWatch(prepared, dict)
-    monkeypatch.setattr(watch._work, "do", lambda command: command)
-    markers = markers_of(options)
-    place = (topic_name, 0) if where == "topic" else markers.place
-    watch.do(CheckTopic({}))
-    with held(kafka_server, place, options.id):
-        watch.do(CheckTopic({}))
-        watch.do(CheckTopic({}))
-        monkeypatch.setattr(monitor, "unnoticed_for", lambda _: 0.0)
-        with pytest.raises(SinkError) as found:
-            watch.do(CheckTopic({}))
-    assert found.value.code == "sink.hanging_transaction"
+    return TopicWatch(prepared, dict, taken)
 
 
 @pytest.mark.parametrize("code", ["sink.indefinite", "sink.aborted", "sink.fenced"])
