@@ -1,14 +1,16 @@
 """Decides which events may be published now. Pure: no I/O; time and rows are arguments."""
 
-from eventpub.admission.batch import CONFLICT, Counts, Decision, Rules
-from eventpub.admission.bulk import unknown
+from eventpub.admission.bulk import CONFLICT, unknown
 from eventpub.admission.decide import Plan
 from eventpub.admission.model import (
     EVENTS,
     NO_TIME,
+    Counts,
+    Decision,
     Hold,
     Known,
     Rewritten,
+    Rules,
     Seen,
     Shard,
     SkippedGap,
