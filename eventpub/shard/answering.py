@@ -156,7 +156,7 @@ class Answering:
             self._publishing.step(rows, None, retry_now=[a] * (a in index.holds), since=since)
         finally:
             # a manual retry says nothing about the health of store, broker or writers
-            index.note_dead_run(run)
+            index.note(dead_run=run)
             context.report.counts.late = late
         dead = context.report.dead[before:]
         if any((d["aggregate_id"], d["version"]) == (a, version) for d in dead):

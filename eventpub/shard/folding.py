@@ -93,7 +93,7 @@ class Fold:
                 index.add_contents(part.contents)
                 self._go_on(context.sink.last_fold.unread)
             index.go_back(_UNNOTICED)
-        index.note_contents(are_kept)
+        index.note(has_contents=are_kept)
 
     def _go_on(self, left: int) -> None:
         """Raise if stopping; report once a second, with the number of records `left`."""
