@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from eventpub.admission.model import (
+    CONFLICT,
     NO_TIME,
     Decision,
     Known,
@@ -23,9 +24,6 @@ from eventpub.admission.model import (
     without,
 )
 from eventpub.config import format_time
-
-CONFLICT = "admission.version_conflict"
-"""Prefix of the reason of a row whose version was published as another event."""
 
 NEVER_SEEN = np.iinfo(np.int64).min
 

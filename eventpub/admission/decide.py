@@ -20,8 +20,9 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from eventpub.admission.bulk import CONFLICT, Batch, Columns, Contiguous
+from eventpub.admission.bulk import Batch, Columns, Contiguous
 from eventpub.admission.model import (
+    CONFLICT,
     NO_TIME,
     Counts,
     Decision,

@@ -27,6 +27,8 @@ _FIELDS: list[pa.Field[Any]] = [
 EVENTS: pa.Schema = pa.schema(_FIELDS)
 """Rows of the event table: `metadata` as stored, `create_time` in UTC microseconds."""
 
+CONFLICT = "admission.version_conflict"
+"""Prefix of the reason of a row whose version was published as another event."""
 
 CLOCK_STEP = 1_000_000
 """Backward step of the database's clock that is tolerated, µs."""

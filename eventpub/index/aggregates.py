@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from eventpub.admission import (
+from eventpub.admission.model import (
     EVENTS,
     NO_TIME,
     Decision,

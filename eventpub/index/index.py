@@ -31,8 +31,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from eventpub.admission import Hold
-from eventpub.admission.model import WIDTH, bucket_of
+from eventpub.admission.model import WIDTH, Hold, bucket_of
 from eventpub.errors import StateError
 from eventpub.index.aggregates import Aggregates
 from eventpub.index.database import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eventpub.admission import Known, Seen, topic_partition, values
+from eventpub.admission.model import Known, Seen, topic_partition, values
 from eventpub.shard.assignment import index_folder
 from eventpub.shard.context import PublishingContext
 from eventpub.sink.folded import Folded

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from eventpub.admission import Known, Rewritten, Seen, in_ranges
+from eventpub.admission.model import Known, Rewritten, Seen, in_ranges
 from eventpub.channel import Folding
 from eventpub.shard.baseline import Baseline
 from eventpub.shard.context import PublishingContext

@@ -16,7 +16,15 @@ import numpy as np
 import pyarrow as pa
 
 from eventpub import admission
-from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
+from eventpub.admission.model import (
+    EVENTS,
+    Decision,
+    Hold,
+    Known,
+    VersionRange,
+    numbers_of,
+    values,
+)
 from eventpub.errors import SinkError, StateError
 from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals
@@ -268,9 +276,7 @@ class Publishing:
                     waiting[hold.aggregate_id] = tried
         return waiting, [h.aggregate_id for h in holds if h.aggregate_id not in waiting]
 
-    def _backtrack(
-        self, plan: admission.Plan, known: Known
-    ) -> tuple[pa.Table, list[admission.VersionRange]]:
+    def _backtrack(self, plan: admission.Plan, known: Known) -> tuple[pa.Table, list[VersionRange]]:
         """What is missing, up to one transaction's size, and what of it was not read."""
         context = self._context
         if plan.first_sights:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from eventpub.admission import EVENTS, Shard, topic_partition, values, version_ranges
+from eventpub.admission.model import EVENTS, Shard, topic_partition, values, version_ranges
 from eventpub.channel import (
     Beginning,
     Comparison,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rocksdict import Options, Rdict
 
-from eventpub.admission import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
+from eventpub.admission.model import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
 from eventpub.errors import StateError
 from eventpub.index import Index, Pending, folder_for, glance, summary
 from eventpub.index.database import ROCKSDB

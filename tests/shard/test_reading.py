@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from eventpub.admission import EVENTS
-from eventpub.admission.model import bucket_of
+from eventpub.admission.model import EVENTS, bucket_of
 from eventpub.channel import Beginning, Comparison, Lane, Report, Request, Stop, Window, Work
 from eventpub.coordinator.recount import Recount
 from eventpub.errors import SinkError
