@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from eventpub import admission
-from eventpub.admission import EVENTS, Rules
+from eventpub.admission.model import EVENTS
 from eventpub.index import Index
 
 ROWS = 25_000
@@ -57,7 +57,7 @@ def steps(aggregates: int, times: int) -> dict[str, float]:
             marks = [time.thread_time()]
             known = index.known(ids)
             marks.append(time.thread_time())
-            plan = admission.Plan(rows, known, Rules(), _START)
+            plan = admission.Plan(rows, known, admission.Rules(), _START)
             decision = plan.decide(EVENTS.empty_table())
             marks.append(time.thread_time())
             index.record(decision, {("topic", 0): number}, None)

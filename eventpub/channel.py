@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import pyarrow as pa
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from eventpub.admission import Counts
+from eventpub.admission.model import Counts
 from eventpub.errors import EventpubError
 
 PartitionId: TypeAlias = tuple[str, int]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from eventpub.config import Config
 from eventpub.failpoint import failpoint
 from eventpub.index.database import ROCKSDB, Storage
-from eventpub.shard.pace import Sizes
-from eventpub.shard.prefetch import ReadAhead, read_ahead
+from eventpub.shard.pace import ReadAhead, Sizes, read_ahead
 from eventpub.sink.client import Clients
 from eventpub.sources.mysql import EventStore, Watermark
 from eventpub.times import SYSTEM_CLOCK, Clock

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from eventpub.admission import EVENTS, Decision
+from eventpub.admission.model import EVENTS, Decision
 from eventpub.channel import Request
 from eventpub.cli.output import as_error
 from eventpub.config import App, Config, Sink, Store

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from eventpub.admission.batch import CONFLICT, NEVER_SEEN, Batch, Columns, Rules
 from eventpub.admission.model import (
+    CONFLICT,
     NO_TIME,
+    Decision,
     Known,
     Rewritten,
+    Rules,
     Seen,
     VersionRange,
     in_ranges,
@@ -21,20 +25,88 @@ from eventpub.admission.model import (
 )
 from eventpub.config import format_time
 
+NEVER_SEEN = np.iinfo(np.int64).min
+
+
+class Columns(NamedTuple):
+    """Key columns of rows: `code` indexes `ids`; `steady` is `created` after `Rules.steady`."""
+
+    ids: list[str]
+    code: np.ndarray
+    version: np.ndarray
+    created: np.ndarray
+    steady: np.ndarray
+
+    @classmethod
+    def of(cls, rows: pa.Table | pa.RecordBatch, rules: Rules) -> Columns:
+        column = rows.column("aggregate_id")
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        encoded: Any = column.dictionary_encode()
+        ids: list[Any] = encoded.dictionary.to_pylist()
+        code = encoded.indices.to_numpy().astype(np.int64)
+        created = rows.column("create_time").to_numpy()
+        return cls(ids, code, rows.column("version").to_numpy(), created, rules.steady(created))
+
+    def at(self, row: int) -> tuple[str, int, int]:
+        return self.ids[int(self.code[row])], int(self.version[row]), int(self.steady[row])
+
+
+@dataclass
+class Batch:
+    """A batch while it is decided.
+
+    Attributes:
+        refused: rows and reasons.
+        second: rows of a version that has another row, or whose contents are known, and the row
+            that is decided in this batch, if any; empty if the table's key is unique.
+        admitted: rows and sort keys.
+    """
+
+    rows: pa.Table
+    known: Known
+    rules: Rules
+    now: int
+    open_since: int | None
+    skip_now: Collection[str]
+    decision: Decision
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    second: list[tuple[int, int | None]] = field(default_factory=list)
+    admitted: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+
+    @property
+    def unknown_time(self) -> int:
+        """Packed `Seen` of an aggregate missing from `Known.times`."""
+        since = self.known.times_since
+        return NO_TIME if since is None else since << 1
+
+    def seen(self, aggregate_id: str) -> Seen:
+        """`Seen` of an aggregate, including what this batch has decided."""
+        known = self.known.times.get(aggregate_id, self.unknown_time)
+        return Seen.unpacked(self.decision.times.get(aggregate_id, known))
+
+    def contents(self, rows: pa.Table, row: int) -> set[bytes]:
+        """Content hash of one row; empty if the table's key is unique."""
+        of = self.rules.contents_of
+        return set() if of is None else {*of(rows.slice(row, 1))}
+
+    def raise_time(self, aggregate_id: str, created: int) -> None:
+        """Record the time of a decided row that leaves the last version unchanged."""
+        self.decision.times[aggregate_id] = self.seen(aggregate_id).raised(created).packed()
+
 
 class Contiguous:
     """Drops duplicates, admits contiguous versions, and sets the other aggregates apart.
 
     Attributes:
         apart: rows of aggregates to be walked one by one, by aggregate and version.
-        second: rows whose version another row of `apart` has; empty if the table's key is unique.
     """
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self.columns = Columns.of(batch.rows, batch.rules)
         self.apart: np.ndarray = np.zeros(0, np.int64)
-        self.second = self.apart
         self._decide()
 
     def _decide(self) -> None:
@@ -47,7 +119,6 @@ class Contiguous:
             self._refuse_below(order[below])
             order = order[~below]
         order = self._drop_known(order, last)
-        apart[code[self.second]] = True
 
         c, v, t = code[order], version[order], created[order]
         same = np.zeros(len(order), dtype=bool)
@@ -112,7 +183,7 @@ class Contiguous:
                 continue
             aggregate_id, number = ids[int(code[row])], int(version[row])
             of_aggregate, event = refused.setdefault(aggregate_id, set()), (aggregate_id, number)
-            content = set(self._batch.contents(row))
+            content = self._batch.contents(self._batch.rows, row)
             before = contents.setdefault(event, set(known.contents.get(event, ())))
             if number in of_aggregate and (not before or content <= before):
                 self._batch.decision.counts.duplicates += 1
@@ -145,18 +216,28 @@ class Contiguous:
                     batch.late.append(int(order[i]))
                     batch.raise_time(aggregate_id, int(steady[order[i]]))
         published = order[old]
-        if len(published) and batch.rules.contents_of is not None:
-            compared = refuse_second_rows(batch, self.columns, published)
+        if batch.rules.contents_of is not None:
+            self._note_second(order, old, repeated)
+            compared = {row for row, _ in batch.second}
             published = published[[row not in compared for row in published.tolist()]]
         if len(published) and batch.rules.times_last:
             refuse_conflicts(batch, self.columns, published, last)
         dropped = old | repeated
-        batch.decision.counts.duplicates += int(dropped.sum()) - len(batch.late)
-        if batch.rules.contents_of is not None:
-            self.second = order[repeated & ~old]
-            batch.decision.counts.duplicates -= len(self.second)
+        others = len(batch.late) + len(batch.second)
+        batch.decision.counts.duplicates += int(dropped.sum()) - others
         left: np.ndarray = order[~dropped]
         return left
+
+    def _note_second(self, order: np.ndarray, old: np.ndarray, repeated: np.ndarray) -> None:
+        """Set aside the window's rows that may differ from others of their version."""
+        batch, late = self._batch, set(self._batch.late)
+        first = order[np.maximum.accumulate(np.where(repeated, 0, np.arange(len(order))))]
+        for i in np.flatnonzero(old | repeated).tolist():
+            row, of_version = int(order[i]), int(first[i])
+            decided = of_version if of_version in late or not old[i] else None
+            is_known = decided is not None or self.columns.at(row)[:2] in batch.known.contents
+            if is_known and row not in late:
+                batch.second.append((row, decided))
 
 
 def _running_maximum(times: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -202,23 +283,6 @@ def refuse_conflicts(batch: Batch, columns: Columns, rows: np.ndarray, last: np.
         batch.decision.counts.duplicates -= 1
     note_decided(batch, columns, conflicts)
     note_decided(batch, columns, batch.late)
-
-
-def refuse_second_rows(batch: Batch, columns: Columns, rows: np.ndarray) -> set[int]:
-    """Refuse rows, sorted by version, with other contents; returns those with known contents."""
-    compared: set[int] = set()
-    late, baseline = set(batch.late), batch.known.baseline
-    contents: dict[tuple[str, int], set[bytes]] = {}
-    for row in rows.tolist():
-        aggregate_id, number, _ = columns.at(row)
-        known = batch.known.contents.get((aggregate_id, number), ())
-        of_version = contents.setdefault((aggregate_id, number), set(known))
-        if row in late:
-            of_version |= set(batch.contents(row))
-        elif of_version and (baseline is None or columns.created[row] > baseline):
-            compared.add(row)
-            batch.decision.counts.duplicates -= batch.refuse_second(batch.rows, row, of_version)
-    return compared
 
 
 def note_decided(batch: Batch, columns: Columns, rows: Iterable[int]) -> None:

@@ -20,10 +20,23 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from eventpub.admission.batch import Batch, Columns, Counts, Decision, Rules
-from eventpub.admission.bulk import Contiguous
-from eventpub.admission.model import NO_TIME, Known, VersionRange, Versions, values
+from eventpub.admission.bulk import Batch, Columns, Contiguous
+from eventpub.admission.model import (
+    CONFLICT,
+    NO_TIME,
+    Counts,
+    Decision,
+    Known,
+    Rules,
+    VersionRange,
+    Versions,
+    values,
+)
 from eventpub.admission.walk import Walk, Walker
+
+_SECOND_ROW = f"{CONFLICT}: %s, and this row has another event type, payload or metadata"
+_BEFORE = "another event of this version was published before"
+_BOTH = "the table has this version more than once, another row is published"
 
 
 class Plan:
@@ -65,7 +78,7 @@ class Plan:
         if rows.num_rows:
             contiguous = Contiguous(self._batch)
             if len(contiguous.apart):
-                self._set_apart(contiguous.apart, contiguous.columns, contiguous.second)
+                self._set_apart(contiguous.apart, contiguous.columns)
         for aggregate_id in self._due - {walk.aggregate_id for walk in self._walks}:
             hold = known.holds.get(aggregate_id)
             if hold is not None:
@@ -73,7 +86,7 @@ class Plan:
         for walk in self._walks:
             self._ask_for(walk)
 
-    def _set_apart(self, order: np.ndarray, columns: Columns, second: np.ndarray) -> None:
+    def _set_apart(self, order: np.ndarray, columns: Columns) -> None:
         ids, code, version, created, _ = columns
         known = self._batch.known
         unknown = self._batch.rules.first_version - 1 if known.baseline is None else None
@@ -87,8 +100,6 @@ class Plan:
             walk.rows[int(version[row])] = row
             walk.seen = max(walk.seen, int(version[row]))
             walk.since = min(walk.since, int(created[row]))
-        for row in second.tolist():
-            walks[int(code[row])].second.append((int(version[row]), row))
 
     def _begin(self, aggregate_id: str, last: int | None, since: int) -> Walk:
         hold = self._batch.known.holds.get(aggregate_id)
@@ -144,16 +155,20 @@ class Plan:
         """
         batch, decision = self._batch, self._batch.decision
         everything = pa.concat_tables([batch.rows, found]) if found.num_rows else batch.rows
-        fetched, second = _by_aggregate(found, batch.rows.num_rows)
+        walks = {walk.aggregate_id: walk for walk in self._walks}
+        rows_found = zip(values(found, "aggregate_id"), values(found, "version"), strict=True)
+        for row, (a, version) in enumerate(rows_found, batch.rows.num_rows):
+            if a in walks and (first := walks[a].rows.setdefault(version, row)) != row:
+                batch.second.append((row, first))
         unread: dict[str, int] = {}
         for left in rest:
             unread[left.aggregate_id] = min(left.first, unread.get(left.aggregate_id, left.first))
         walker = Walker(batch, everything)
         for walk in self._walks:
             a = walk.aggregate_id
-            walk.second += second.get(a, [])
-            reachable = min(walk.seen, unread.get(a, walk.seen + 1) - 1)
-            walker.decide(walk, fetched.get(a, {}), reachable)
+            walker.decide(walk, min(walk.seen, unread.get(a, walk.seen + 1) - 1))
+        if batch.second:
+            self._compare_second_rows(everything)
         for a in decision.times.keys() - decision.last.keys():
             decision.last[a] = batch.known.last.get(a, batch.rules.first_version - 1)
         if batch.refused:
@@ -162,6 +177,34 @@ class Plan:
             decision.counts.refused += len(rows)
         self._order_events(everything)
         return decision
+
+    def _compare_second_rows(self, everything: pa.Table) -> None:
+        """Refuse rows of decided versions that have other contents than the rows decided."""
+        batch, known, counts = self._batch, self._batch.known, self._batch.decision.counts
+        created = everything.column("create_time").to_numpy()
+        steady = batch.rules.steady(created)
+        contents: dict[tuple[str, int], set[bytes]] = {}
+        none = batch.rules.first_version - 1
+        for row, decided in batch.second:
+            a, version = (everything.column(n)[row].as_py() for n in ("aggregate_id", "version"))
+            is_own = row < batch.rows.num_rows
+            if version > batch.decision.last.get(a, known.last.get(a, none)):
+                counts.held += is_own  # read again with the hold
+                continue
+            if (a, version) not in contents:
+                contents[a, version] = set(known.contents.get((a, version), ()))
+                if decided is not None:
+                    contents[a, version] |= batch.contents(everything, decided)
+            before, content = contents[a, version], batch.contents(everything, row)
+            is_old = known.baseline is not None and created[row] <= known.baseline
+            if is_old or content <= before:
+                counts.duplicates += is_own
+                continue
+            before |= content
+            counts.conflicts += 1
+            was_known = (a, version) in known.contents  # its row may be gone by now
+            batch.refused.append((row, _SECOND_ROW % (_BEFORE if was_known else _BOTH)))
+            batch.raise_time(a, int(steady[row]))
 
     def _order_events(self, everything: pa.Table) -> None:
         """Order events by `create_time` across aggregates, by version within each."""
@@ -197,16 +240,3 @@ def _holes(last: int, seen: int, present: Iterable[int]) -> list[Versions]:
     if expected <= seen:
         holes.append((expected, seen))
     return holes
-
-
-def _by_aggregate(
-    table: pa.Table, offset: int
-) -> tuple[dict[str, dict[int, int]], dict[str, list[tuple[int, int]]]]:
-    """aggregate → version → row, counted from `offset`; and (version, row) of further rows."""
-    result: dict[str, dict[int, int]] = {}
-    second: dict[str, list[tuple[int, int]]] = {}
-    rows = zip(values(table, "aggregate_id"), values(table, "version"), strict=True)
-    for number, (aggregate_id, version) in enumerate(rows, offset):
-        if result.setdefault(aggregate_id, {}).setdefault(version, number) != number:
-            second.setdefault(aggregate_id, []).append((version, number))
-    return result, second

@@ -7,10 +7,10 @@ index keeps is a cache of it. Rows are counted by bucket: one second of `create_
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,8 @@ _FIELDS: list[pa.Field[Any]] = [
 EVENTS: pa.Schema = pa.schema(_FIELDS)
 """Rows of the event table: `metadata` as stored, `create_time` in UTC microseconds."""
 
+CONFLICT = "admission.version_conflict"
+"""Prefix of the reason of a row whose version was published as another event."""
 
 CLOCK_STEP = 1_000_000
 """Backward step of the database's clock that is tolerated, µs."""
@@ -220,6 +222,105 @@ class Rewritten:
         if not self.differs(version, created):
             return self
         return replace(self, decided=tuple(runs_of([*self.decided, (version, version)])))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The configuration that admission depends on. Durations in microseconds.
+
+    Attributes:
+        max_backoff: failed lookups before a gap is skipped.
+        backoff_base: wait before the first lookup; doubles after each.
+        backtrack: False publishes any version above the last and loses events; for benchmarks.
+        contents_of: hashes rows, to compare rows of one version; None: the table's key is unique.
+        times_last: rows keep their `create_time`, so another time means another event.
+        repeated: ambiguous local hours: when the clocks went back, and by how much, µs.
+    """
+
+    first_version: int = 1
+    max_backoff: int = 8
+    backoff_base: int = 250_000
+    late: Literal["publish", "divert", "drop"] = "publish"
+    backtrack: bool = True
+    contents_of: Callable[[pa.Table], list[bytes]] | None = None
+    times_last: bool = True
+    repeated: tuple[tuple[int, int], ...] = ()
+
+    def steady(self, created: np.ndarray) -> np.ndarray:
+        """Map ambiguous local hours to their first pass: which is read depends on the window."""
+        if self.repeated and len(created):
+            low, high = created.min(), created.max()
+            for change, back in self.repeated:
+                if change <= high and low < change + back:
+                    again = (created >= change) & (created < change + back)
+                    created = np.where(again, created - back, created)
+        return created
+
+    def next_attempt(self, now: int, attempts: int) -> int:
+        return now + (self.backoff_base << attempts)
+
+    @property
+    def longest_hold(self) -> int:
+        """Time from the first sight of a gap to its skip, µs."""
+        return self.backoff_base * ((1 << self.max_backoff) - 1)
+
+
+@dataclass
+class Counts:
+    """Counts of one batch; each row counts once in one of the first group."""
+
+    rows: int = 0
+    admitted: int = 0
+    duplicates: int = 0
+    held: int = 0
+    baseline: int = 0
+    refused: int = 0
+    late: int = 0
+
+    backtracked: int = 0
+    gaps_opened: int = 0
+    gaps_filled: int = 0
+    gaps_skipped: int = 0
+    gaps_vanished: int = 0
+    conflicts: int = 0
+    without_identity: int = 0
+    """Rows without aggregate id or version, skipped on reading."""
+
+    def add(self, other: Counts) -> None:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass
+class Decision:
+    """What to publish, and what to record once it is published.
+
+    Attributes:
+        events: in publishing order.
+        late: mask of `events` that belong to a gap skipped earlier; None: none do.
+        diverted: late events for the late topic, if so configured.
+        times: packed `Seen` per aggregate of `last`.
+        holds: opened or changed holds; None: closed.
+        skipped, rewritten: the new state of aggregates where it changed.
+        refused: rows for the dead-letter topic, with a reason each.
+    """
+
+    events: pa.Table
+    late: np.ndarray | None = None
+    diverted: pa.Table | None = None
+    gaps: list[SkippedGap] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
+    holds: dict[str, Hold | None] = field(default_factory=dict)
+    skipped: dict[str, list[Versions]] = field(default_factory=dict)
+    rewritten: dict[str, Rewritten] = field(default_factory=dict)
+    refused: tuple[pa.Table, list[str]] | None = None
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def publishes(self) -> bool:
+        """Whether anything is written to the topics."""
+        return bool(self.events.num_rows or self.gaps or self.refused or self.diverted is not None)
 
 
 def in_ranges(version: int, ranges: Iterable[Versions]) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from eventpub.admission.batch import Batch, Rules
-from eventpub.admission.model import NO_TIME, Hold, Rewritten, Seen, SkippedGap, Versions
+from eventpub.admission.bulk import Batch
+from eventpub.admission.model import NO_TIME, Hold, Rewritten, Rules, Seen, SkippedGap, Versions
 
 
 @dataclass
@@ -18,10 +18,9 @@ class Walk:
     Attributes:
         last: None until `Plan.settle` if the aggregate is unknown and a baseline exists.
         asks_store: whether this batch looks missing versions up in the store.
-        rows: version → row of the window, only above `last`.
+        rows: version → row of the window or, if it has none, fetched; only above `last`.
         newest_below: newest known `create_time` of its baseline, µs.
         is_first_sight: nothing was known of it, and a baseline exists.
-        second: (version, row) of further rows of a version.
     """
 
     aggregate_id: str
@@ -34,7 +33,6 @@ class Walk:
     newest_below: int = NO_TIME >> 1
     is_first_sight: bool = False
     fetched: list[Versions] = field(default_factory=list)
-    second: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Walker:
@@ -42,23 +40,21 @@ class Walker:
 
     def __init__(self, batch: Batch, everything: pa.Table) -> None:
         self._batch = batch
-        self._rows = everything
         self._created = everything.column("create_time").to_numpy()
         self._steady = batch.rules.steady(self._created)
 
-    def decide(self, walk: Walk, fetched: dict[int, int], reachable: int) -> None:
-        """Decide one aggregate, with rows fetched by version, complete up to `reachable`."""
+    def decide(self, walk: Walk, reachable: int) -> None:
+        """Decide one aggregate, whose rows are complete up to `reachable`."""
         hold, last = walk.hold, walk.last
         assert last is not None, "settle was not called"
         if not walk.asks_store:
             assert hold is not None
-            self._batch.decision.counts.held += len(walk.rows) + len(walk.second)
+            self._batch.decision.counts.held += len(walk.rows)
             waits = replace(hold, seen=walk.seen, since=walk.since)
             self._batch.decision.holds[walk.aggregate_id] = waits
             return
 
-        available = fetched | walk.rows
-        walk.second += [(v, fetched[v]) for v in fetched.keys() & walk.rows.keys()]
+        available, own = walk.rows, self._batch.rows.num_rows
         taken: list[int] = []
         gap: Hold | None = None
         version = last + 1
@@ -77,26 +73,9 @@ class Walker:
             if hold is not None and not hold.catching_up:
                 self._note_rewritten(hold, last, available)
             self._remember(walk, version - 1, available.get(version - 1), taken)
-        self._batch.decision.counts.held += sum(1 for v in walk.rows if v >= version)
+        held = sum(row < own and v >= version for v, row in available.items())
+        self._batch.decision.counts.held += held
         self._take(taken)
-        if self._batch.rules.contents_of is not None:
-            self._refuse_second(walk, version, available)
-
-    def _refuse_second(self, walk: Walk, end: int, available: dict[int, int]) -> None:
-        """Refuse rows below `end` whose contents differ from the row taken for their version."""
-        batch, contents = self._batch, dict[int, set[bytes]]()
-        assert batch.rules.contents_of is not None
-        own, baseline = batch.rows.num_rows, batch.known.baseline
-        for version, row in walk.second:
-            if version >= end:  # read again with the hold
-                batch.decision.counts.held += row < own
-                continue
-            if version not in contents:
-                taken = self._rows.slice(available[version], 1)
-                contents[version] = set(batch.rules.contents_of(taken))
-            is_old = baseline is not None and self._created[row] <= baseline
-            if is_old or not batch.refuse_second(self._rows, row, contents[version]):
-                batch.decision.counts.duplicates += row < own
 
     def _meet(
         self, walk: Walk, version: int, available: dict[int, int], reachable: int

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from eventpub.admission import topic_partition
+from eventpub.admission.model import topic_partition
 from eventpub.channel import Lane, Request
 from eventpub.coordinator.events import Do, Log, PauseAsked, Reply, warning
 from eventpub.coordinator.shards import Shard

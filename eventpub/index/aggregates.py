@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from eventpub.admission import (
+from eventpub.admission.model import (
     EVENTS,
     NO_TIME,
     Decision,
@@ -21,7 +21,7 @@ from eventpub.admission import (
     without,
 )
 from eventpub.index.database import Database
-from eventpub.index.facts import Facts, Partition, Range
+from eventpub.index.facts import FLAGS, OpenFacts, Partition, Range
 from eventpub.index.values import (
     LAST_SEEN,
     BucketCounts,
@@ -35,7 +35,7 @@ _MOST_RECENT = 100_000
 """Aggregates cached in memory; about 25 MB."""
 
 
-class Aggregates(Facts):
+class Aggregates(OpenFacts):
     """The aggregates of an open index; `counts` has the accounted rows per time bucket."""
 
     def __init__(self, database: Database) -> None:
@@ -53,10 +53,9 @@ class Aggregates(Facts):
             found = [next(others) if value is None else value for value in found]
         there = [a for a, value in zip(aggregate_ids, found, strict=True) if value is not None]
         last, times = np.frombuffer(b"".join(filter(None, found)), "<i8").reshape(-1, 2).T.tolist()
-        of_skips = self._lists("skips", b"s", aggregate_ids).items()
+        of_skips = self._lists(self.has_skips, b"s", aggregate_ids).items()
         skipped = {a: [(first, end) for first, end in ranges] for a, ranges in of_skips}
-        refused = self._lists("refusals", b"r", aggregate_ids)
-        since = self._facts.get("times", {}).get("since")
+        refused = self._lists(self.has_refusals, b"r", aggregate_ids)
         rewritten = self.rewritten(aggregate_ids)
         return Known(
             dict(zip(there, last, strict=True)),
@@ -65,7 +64,7 @@ class Aggregates(Facts):
             self.baseline,
             refused,
             dict(zip(there, times, strict=True)),
-            since,
+            self.times_since,
             rewritten,
         )
 
@@ -79,15 +78,17 @@ class Aggregates(Facts):
         }
 
     def rewritten(self, aggregate_ids: list[str]) -> dict[str, Rewritten]:
-        read = self._lists("rewrites", b"x", aggregate_ids)
+        read = self._lists(self.has_rewrites, b"x", aggregate_ids)
         return {
             a: Rewritten(since, last, tuple((first, end) for first, end in decided))
             for a, (since, last, decided) in read.items()
         }
 
-    def _lists(self, fact: str, letter: bytes, aggregate_ids: list[str]) -> dict[str, list[Any]]:
-        """JSON values of these aggregates; no read unless `fact` says that there are any."""
-        if not self._facts.get(fact):
+    def _lists(
+        self, has_any: bool, letter: bytes, aggregate_ids: list[str]
+    ) -> dict[str, list[Any]]:
+        """JSON values of these aggregates; no read unless there are any."""
+        if not has_any:
             return {}
         found = zip(aggregate_ids, self._values(letter, aggregate_ids), strict=True)
         return {a: json.loads(value) for a, value in found if value is not None}
@@ -138,8 +139,8 @@ class Aggregates(Facts):
         put_json(batch, b"r", {a: sorted(versions) for a, versions in (refused or {}).items()})
         put_json(batch, b"x", {a: astuple(of) for a, of in decision.rewritten.items()})
         put_contents(batch, contents or {})
-        there = {"skips": decision.skipped, "refusals": refused, "rewrites": decision.rewritten}
-        facts: dict[str, Any] = {fact: True for fact, found in there.items() if found}
+        there = (decision.skipped, refused, decision.rewritten)
+        facts: dict[str, Any] = {fact: True for fact, of in zip(FLAGS, there, strict=True) if of}
         if next_offsets:
             facts |= self._moved(next_offsets, written)
         if position is not None and (self.position is None or position > self.position):
@@ -157,7 +158,7 @@ class Aggregates(Facts):
         """Replace the skipped ranges, whose versions are late events if they turn up."""
         batch = self._db.new_batch()
         put_json(batch, b"s", {aggregate_id: list(ranges)})
-        self._write(batch, {"skips": True})
+        self._write(batch, {"has_skips": True})
 
     def fold_events(  # noqa: PLR0913 (all that one write batch changes)
         self,

@@ -26,7 +26,7 @@ from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
 from eventpub.errors import StateError
 from eventpub.times import SYSTEM_CLOCK, Clock
 
-FORMAT = 3
+FORMAT = 4
 IDENTITY = b"midentity"
 """Key of what an index belongs to, the same in every format."""
 NUMBER = struct.Struct(">q")

@@ -10,8 +10,7 @@ Keys are one letter and the aggregate's UTF-8 bytes:
     d  contents of a version 8 bytes per decided row, see `admission.Known.contents`; only if the
                              table's key is not unique. 16 hexadecimal digits of the version
                              precede the aggregate
-    m  facts of the shard    JSON, by name: offsets, position, baseline, undecided, skips, refusals,
-                             rewrites, dead_run, chunk_bytes, times, contents, identity
+    m  facts of the shard    JSON, by name, see `facts`
 
 and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian): its accounted rows
 (8 bytes, little-endian); `g` and a number: a mark, see `database`.
@@ -19,15 +18,20 @@ and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian)
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from eventpub.admission.model import WIDTH, bucket_of
+from eventpub.admission.model import WIDTH, Hold, bucket_of
 from eventpub.errors import StateError
 from eventpub.index.aggregates import Aggregates
 from eventpub.index.database import (
@@ -42,8 +46,8 @@ from eventpub.index.database import (
     read_only,
     require_known_format,
 )
-from eventpub.index.facts import Partition, merged, of_another, read_facts
-from eventpub.index.reading import Pending, choose
+from eventpub.index.facts import Facts, Partition, merged, of_another, read_facts
+from eventpub.index.values import unpacked_hold
 
 _MOVED_AT_ONCE = 10_000
 _AGGREGATE_AT = {b"v": 1, b"h": 1, b"s": 1, b"r": 1, b"x": 1, b"d": 17}
@@ -82,8 +86,7 @@ class Index(Aggregates):
         try:
             require_known_format(database.items(IDENTITY), directory)
             if redo is not None:
-                last = database.get(b"mbatch")
-                for changes in redo(None if last is None else int(json.loads(last))):
+                for changes in redo(read_facts(database.items).batch):
                     database.apply(changes)
             super().__init__(database)
             self._require(identity, adopts)
@@ -99,11 +102,12 @@ class Index(Aggregates):
         self, identity: Mapping[str, Any], adopts: Callable[[Mapping[str, Any]], bool]
     ) -> None:
         required = {"format": FORMAT, **identity}
-        found = self._facts.setdefault("identity", required)
+        found = self.identity or required
+        if found != required and not adopts(found):
+            raise of_another(found, required, self.directory)
+        self.identity = found
         if found != required:
-            if not adopts(found):
-                raise of_another(found, required, self.directory)
-            self._note({"identity": required})
+            self.note(identity=required)
 
     def __enter__(self) -> Index:
         return self
@@ -120,7 +124,7 @@ class Index(Aggregates):
 
     def end_batch(self, number: int) -> Changes:
         """Record a complete batch; returns the changes since `redo`, for its journal."""
-        self._note({"batch": number})
+        self.note(batch=number)
         assert isinstance(self._db, Overlay)
         return self._db.changes
 
@@ -162,14 +166,14 @@ class Index(Aggregates):
         """
         former = [self._copy(directory, belongs, adopts) for directory in directories]
         facts = merged(former, set(partitions), baseline, settled)
-        self._note(facts | {"everywhere": everywhere})
+        self.note(**facts, reads_everywhere=everywhere)
 
     def _copy(
         self,
         directory: Path,
         belongs: Callable[[str], bool],
         adopts: Callable[[Mapping[str, Any]], bool],
-    ) -> dict[str, Any] | None:
+    ) -> Facts | None:
         """Copy this shard's aggregates; returns the facts. None if it is gone or damaged: what was
         copied is true, but its offsets say nothing."""
         try:
@@ -177,9 +181,8 @@ class Index(Aggregates):
                 if items is None:
                     return None
                 facts = read_facts(items)
-                found = facts.get("identity", {})
-                if facts and not adopts(found):
-                    raise of_another(found, self._facts["identity"], directory)
+                if (facts.identity or not facts.is_new) and not adopts(facts.identity):
+                    raise of_another(facts.identity, self.identity, directory)
                 self._copy_aggregates(items, belongs)
         except StateError as error:
             if error.code != "index.corrupt" or error.where != str(directory):
@@ -216,9 +219,6 @@ class Index(Aggregates):
             self.counts.delete_since(batch, first)
             self._write(batch, {"position": None if by is None else first * WIDTH})
 
-    def note_dead_run(self, run: int) -> None:
-        self._note({"dead_run": run})
-
 
 _copies: set[Path] = set()
 """This process's copies, which their creators remove."""
@@ -246,3 +246,94 @@ def _is_of_another(folder: Path) -> bool:
     except PermissionError:
         pass
     return True
+
+
+Ranges: TypeAlias = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What waits in an index, where there may be hundreds of thousands of holds.
+
+    Attributes:
+        holds: of the requested aggregates, and those first seen; `count`: of all.
+        skipped: skipped versions of the requested aggregates that have not turned up.
+    """
+
+    holds: list[Hold]
+    count: int
+    skipped: dict[str, Ranges]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """An index's facts; `low`: from where a shard that lost it must read again, µs."""
+
+    position: int | None
+    low: int | None
+    baseline: int | None
+    identity: dict[str, Any]
+
+
+def choose(holds: Iterable[Hold], most: int, about: Collection[str]) -> tuple[list[Hold], int]:
+    """Holds of the aggregates in `about`, then the `most` first seen; and the total count."""
+    named: list[Hold] = []
+    count = 0
+
+    def others() -> Iterator[Hold]:
+        nonlocal count
+        for hold in holds:
+            count += 1
+            if hold.aggregate_id in about:
+                named.append(hold)
+            else:
+                yield hold
+
+    first = heapq.nsmallest(max(most, 1), others(), key=attrgetter("first_seen"))
+    return [*named, *first[:most]], count
+
+
+def glance(directory: Path, most: int = 0, about: Collection[str] = ()) -> Pending:
+    """Up to `most` holds, first seen first, and all about some aggregates; empty if no index.
+
+    Another process may have the index open.
+
+    Raises:
+        StateError: index.newer_format, index.corrupt, ….
+    """
+    for _ in range(5):  # files vanish while another process writes
+        with suppress(StateError):
+            return _glance(directory, most, about)
+        time.sleep(0.05)
+    return _glance(directory, most, about)
+
+
+def _glance(directory: Path, most: int, about: Collection[str]) -> Pending:
+    with read_only(directory) as items:
+        if items is None:
+            return Pending([], 0, {})
+        held = (unpacked_hold(key[1:].decode(), value) for key, value in items(b"h"))
+        holds, count = choose(held, most, about)
+        skipped = {
+            key[1:].decode(): [(first, last) for first, last in json.loads(value)]
+            for key, value in items(b"s")
+            if key[1:].decode() in about
+        }
+        return Pending(holds, count, skipped)
+
+
+def summary(directory: Path, storage: Storage) -> Summary | None:
+    """Of an index that no process has open; None if absent or unusable."""
+    try:
+        with read_only(directory, storage) as items:
+            if items is None:
+                return None
+            facts = read_facts(items)
+            since = [unpacked_hold("", value).since for _, value in items(b"h")]
+    except StateError:
+        return None
+    if facts.is_new:
+        return None
+    position = facts.position
+    low = None if position is None else min([position, *(at - 1 for at in since)])
+    return Summary(position, low, facts.baseline, facts.identity)

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from eventpub.admission import Hold
+from eventpub.admission.model import Hold
 from eventpub.index.database import NUMBER, Database
 
 LAST_SEEN = struct.Struct("<qq")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from eventpub.admission import Hold, SkippedGap, VersionRange
+from eventpub.admission.model import Hold, SkippedGap, VersionRange
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import SinkError, StateError

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from eventpub.admission import SkippedGap, VersionRange
+from eventpub.admission.model import SkippedGap, VersionRange
 from eventpub.config import Config
 from eventpub.sink import records
 from eventpub.sink.client import Clients

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from eventpub.admission import EVENTS, Shard, values, version_ranges
+from eventpub.admission.model import EVENTS, Shard, values, version_ranges
 from eventpub.config import Config, format_time
 from eventpub.errors import ConfigError, SinkError
 from eventpub.ops.dead import readable_store

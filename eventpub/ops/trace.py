@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eventpub.admission import Hold, SkippedGap, VersionRange, in_ranges, topic_partition
+from eventpub.admission.model import Hold, SkippedGap, VersionRange, in_ranges, topic_partition
 from eventpub.config import Config
 from eventpub.errors import ConfigError
 from eventpub.ops.asking import ask_running

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from eventpub import admission
-from eventpub.admission import VersionRange, topic_partition
+from eventpub.admission.model import Hold, VersionRange, in_ranges, topic_partition, without
 from eventpub.channel import Request
 from eventpub.errors import EventpubError, SinkError, StoreError, from_dict
 from eventpub.shard.context import ShardContext
@@ -73,7 +72,7 @@ class Answering:
         skipped = known.skipped.get(a, ())
         if version is not None and version <= known.last.get(a, version - 1):
             # now, or before an unreported crash: do not skip another gap for it
-            return "skipped" if admission.in_ranges(version, skipped) else "found"
+            return "skipped" if in_ranges(version, skipped) else "found"
         if request.action == "retry" and skipped:
             ranges = [VersionRange(a, first, last) for first, last in skipped]
             while ranges:
@@ -83,11 +82,11 @@ class Answering:
         is_known = request.action == "retry" and a in known.last
         return "nothing is missing" if is_known else "nothing is held"
 
-    def _is_larger(self, hold: admission.Hold, last: int) -> bool:
+    def _is_larger(self, hold: Hold, last: int) -> bool:
         """Whether a skip would give up more than up to `last`: rows were deleted since."""
         return (self._last_missing(hold) or last) > last
 
-    def _last_missing(self, hold: admission.Hold) -> int | None:
+    def _last_missing(self, hold: Hold) -> int | None:
         """The last version that a skip would give up; None: nothing is above the gap."""
         above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
         there = self._context.lookup.versions(above, 1)
@@ -143,7 +142,7 @@ class Answering:
             return "not in the store"
         if is_late:
             rows = rows.slice(0, 1)
-            others = admission.without(version, known.skipped.get(a, ()))
+            others = without(version, known.skipped.get(a, ()))
             index.note_skipped(a, [*others, (version, version)])
         elif a in known.last or known.baseline is None:
             below = lookup.versions(VersionRange(a, last + 1, version - 1), version - last)
@@ -156,7 +155,7 @@ class Answering:
             self._publishing.step(rows, None, retry_now=[a] * (a in index.holds), since=since)
         finally:
             # a manual retry says nothing about the health of store, broker or writers
-            index.note_dead_run(run)
+            index.note(dead_run=run)
             context.report.counts.late = late
         dead = context.report.dead[before:]
         if any((d["aggregate_id"], d["version"]) == (a, version) for d in dead):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eventpub import admission
-from eventpub.admission import Shard
+from eventpub.admission.model import Shard
 from eventpub.config import Config
 from eventpub.parts import Parts
 from eventpub.sink.records import contents_of

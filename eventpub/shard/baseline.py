@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eventpub.admission import Known, Seen, topic_partition, values
+from eventpub.admission.model import Known, Seen, topic_partition, values
 from eventpub.shard.assignment import index_folder
 from eventpub.shard.context import PublishingContext
 from eventpub.sink.folded import Folded
@@ -90,7 +90,7 @@ class Baseline:
             self._count_as_published(baseline, cut)
             context.report.baseline = baseline
             context.report.repeats_after = max(baseline, min(cut.values(), default=0))
-            index.forget_times(context.now)
+            index.note(times_since=context.now)
         elif truncated and known_to is not None:
             # held or recounted events are older than the position
             horizon = context.assignment.config.recount.horizon

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from eventpub.admission import Shard, VersionRange
-from eventpub.admission.model import CLOCK_STEP, WIDTH, oldest_needed
+from eventpub.admission.model import CLOCK_STEP, WIDTH, Shard, VersionRange, oldest_needed
 from eventpub.channel import LATENCY_BOUNDS, Beginning, Lane, Post, Report, Window
 from eventpub.errors import StateError
 from eventpub.index import Index

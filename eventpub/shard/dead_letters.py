@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub import config
-from eventpub.admission import CONFLICT, Decision, Rewritten, values
+from eventpub.admission.model import CONFLICT, Decision, Rewritten, values
 from eventpub.errors import SinkError, StateError, StoreError
 from eventpub.sink.base import RecordRefusedError
 from eventpub.sink.records import DeadRow, contents_of

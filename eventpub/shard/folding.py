@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from eventpub.admission import Known, Rewritten, Seen, in_ranges
+from eventpub.admission.model import Known, Rewritten, Seen, in_ranges
 from eventpub.channel import Folding
 from eventpub.shard.baseline import Baseline
 from eventpub.shard.context import PublishingContext
@@ -93,7 +93,7 @@ class Fold:
                 index.add_contents(part.contents)
                 self._go_on(context.sink.last_fold.unread)
             index.go_back(_UNNOTICED)
-        index.note_contents(are_kept)
+        index.note(has_contents=are_kept)
 
     def _go_on(self, left: int) -> None:
         """Raise if stopping; report once a second, with the number of records `left`."""

@@ -16,7 +16,15 @@ import numpy as np
 import pyarrow as pa
 
 from eventpub import admission
-from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
+from eventpub.admission.model import (
+    EVENTS,
+    Decision,
+    Hold,
+    Known,
+    VersionRange,
+    numbers_of,
+    values,
+)
 from eventpub.errors import SinkError, StateError
 from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals
@@ -220,12 +228,12 @@ class Publishing:
             raise
         except SinkError:
             context.pace.failed(size)
-            context.index.note_chunk_bytes(context.pace.size)
+            context.index.note(chunk_bytes=context.pace.size)
             raise
         self._refusals.forget()
         context.pace.published(size, context.parts.clock.monotonic() - began)
         if context.pace.is_full:
-            context.index.note_chunk_bytes(None)
+            context.index.note(chunk_bytes=None)
         return published
 
     def _begin_above(self, decision: Decision, known: Known) -> int:
@@ -268,9 +276,7 @@ class Publishing:
                     waiting[hold.aggregate_id] = tried
         return waiting, [h.aggregate_id for h in holds if h.aggregate_id not in waiting]
 
-    def _backtrack(
-        self, plan: admission.Plan, known: Known
-    ) -> tuple[pa.Table, list[admission.VersionRange]]:
+    def _backtrack(self, plan: admission.Plan, known: Known) -> tuple[pa.Table, list[VersionRange]]:
         """What is missing, up to one transaction's size, and what of it was not read."""
         context = self._context
         if plan.first_sights:
@@ -304,8 +310,7 @@ class Publishing:
 
 def _at_first_row(hold: Hold, rows: pa.Table) -> Hold:
     """The hold up to its first event: a waiting shard knows of no later one yet."""
-    pairs = zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True)
-    versions = [v for a, v in pairs if a == hold.aggregate_id and v > hold.first_missing]
+    versions = [v for a, v in _events(rows) if a == hold.aggregate_id and v > hold.first_missing]
     return replace(hold, seen=min(versions, default=hold.seen))
 
 
@@ -315,20 +320,19 @@ def with_unpublished(hold: Hold, whole: Decision, published: Decision) -> Hold:
     Those have the held event's time or a later one, or came by the backtrack. If what is published
     shows some to be baseline, its last version is above them.
     """
-    last = published.last.get(hold.aggregate_id)
-    waiting = _versions_below(whole, hold) - _versions_below(published, hold)
-    below = {version for version in waiting if last is None or version > last}
+    a, first = hold.aggregate_id, hold.first_missing
+    last = published.last.get(a)
+    waiting = {*_events(_in_order(whole))} - {*_events(_in_order(published))}
+    below = [v for of, v in waiting if of == a and v < first and (last is None or v > last)]
     if not below:
         return hold
     return replace(hold, first_missing=min(below), next_attempt=hold.first_seen, catching_up=True)
 
 
-def _versions_below(decision: Decision, hold: Hold) -> set[int]:
-    events = decision.events
-    if decision.late is not None:
-        events = events.filter(pa.array(~decision.late))
-    pairs = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
-    return {v for a, v in pairs if a == hold.aggregate_id and v < hold.first_missing}
+def _in_order(decision: Decision) -> pa.Table:
+    """The events that are not late."""
+    late = decision.late
+    return decision.events if late is None else decision.events.filter(pa.array(~late))
 
 
 def _events(rows: pa.Table) -> list[Event]:
@@ -346,17 +350,15 @@ def _decided(rows: pa.Table, known: Known) -> list[Event]:
 
 def _assert_order(decision: Decision, known: Known) -> None:
     """Refuse versions published twice or out of order, by the result, however it was made."""
-    events = decision.events
+    events = _in_order(decision)
     if not events.num_rows:
         return
-    if decision.late is not None:
-        events = events.filter(pa.array(~decision.late))
     encoded = events.column("aggregate_id").combine_chunks().dictionary_encode()
     code = encoded.indices.to_numpy()
     version = events.column("version").to_numpy()
     order = np.argsort(code, kind="stable")
     c, v = code[order], version[order]
-    first = np.append(True, c[1:] != c[:-1]) if len(c) else np.zeros(0, dtype=bool)
+    first = np.append(True, c[1:] != c[:-1])
     ascending = bool((first[1:] | (v[1:] > v[:-1])).all())
     ids: list[Any] = encoded.dictionary.to_pylist()
     last = numbers_of(ids, known.last, np.iinfo(np.int64).min)

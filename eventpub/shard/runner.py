@@ -8,14 +8,21 @@ is visible on the topic before it decides anything.
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from eventpub.channel import Beginning, Comparison, Ended, Lane, Post, Request, Stop, Window
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eventpub.channel import Beginning, Comparison, Ended, Lane, Post, Request, Stop, Window, Work
 from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.shard.assignment import Assignment, threads_of
 from eventpub.shard.context import PublishingContext
 from eventpub.shard.folding import Fold
-from eventpub.shard.prefetch import Prefetch
-from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
+from eventpub.shard.pace import Prefetch, chunks
 from eventpub.shard.step import Step
 from eventpub.sink.faults import topic_gone
 from eventpub.sink.numbered import require_owner
@@ -30,6 +37,115 @@ _REPORTS_EVERY = 5.0
 
 _COMPARES_EVERY = 0.02
 """Seconds between checks for keys of a comparison, while no rows come."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """At most a chunk of a window's rows."""
+
+    window: Window
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class WindowEnd:
+    """A window has no more rows."""
+
+    window: Window
+
+
+Item: TypeAlias = Rows | WindowEnd | Comparison | Request | Stop
+
+
+class Reading:
+    """The coordinator's work in order, by `prefetch` or `next`; owns the context's `reader`."""
+
+    def __init__(self, context: PublishingContext) -> None:
+        self._context = context
+        self._last: Window | None = None
+        self._unhandled: deque[Comparison | Request | Stop] = deque()
+        self._is_left = False
+
+    @property
+    def received(self) -> int:
+        """The number of the last window received; 0: none."""
+        return 0 if self._last is None else self._last.number
+
+    def prefetch(self) -> AbstractContextManager[Prefetch[Item]]:
+        """Everything after the index's position, as far as windows reach.
+
+        The reading thread owns this object until the block is left. Call `handled` after other
+        work.
+        """
+        self._is_left = False
+        return self._context.parts.read_ahead(self._items, self._leave)
+
+    def _leave(self) -> None:
+        self._is_left = True
+        self._context.lane.wake()
+
+    def handled(self) -> None:
+        """Drop the oldest comparison, request or stop, which is done."""
+        self._unhandled.popleft()
+
+    def next(self) -> Work:
+        """The next work, without reading rows."""
+        if self._unhandled:
+            return self._unhandled.popleft()
+        while (work := self._context.lane.receive()) is None:
+            self._context.sink.serve()
+        if isinstance(work, Window):
+            self._last = work
+        return work
+
+    def _items(self) -> Iterator[Item]:
+        context = self._context
+        # what other runners published before, the fold has read from the topic
+        horizon = context.assignment.config.recount.horizon
+        after = max(context.assignment.start or 0, context.beginning.low - horizon)
+        after = max(after, context.index.position or 0)
+        yield from list(self._unhandled)
+        # a window received earlier, perhaps while the shard waited
+        work: Work | None = self._last
+        while True:
+            if isinstance(work, Window):
+                self._last = work
+                for rows in self._window(after, work):
+                    yield Rows(work, rows)
+                yield WindowEnd(work)
+                after = max(after, work.upto)
+            elif work is not None:
+                self._unhandled.append(work)
+                yield work
+            # None: no work, or woken, perhaps for a block that was left earlier
+            work = context.lane.receive()
+            if self._is_left:
+                self._keep(work)
+                return
+
+    def _keep(self, work: Work | None) -> None:
+        """Leave for `next` what came after the last rows were read."""
+        if isinstance(work, Window):
+            self._last = work
+        elif work is not None:
+            self._unhandled.append(work)
+
+    def _window(self, after: int, window: Window) -> Iterator[pa.Table]:
+        """A window's rows in chunks: those sent along, and those missing before them."""
+        rows = window.rows
+        if rows is not None and after < window.upto:
+            if after < window.after:
+                yield from self._read(after, window.after)
+            elif after > window.after:
+                rows = rows.filter(pc.greater(rows.column("create_time"), pa.scalar(after)))
+            if rows.num_rows:
+                yield rows
+        elif after < window.upto:
+            yield from self._read(after, window.upto)
+
+    def _read(self, after: int, upto: int) -> Iterator[pa.Table]:
+        context = self._context
+        return chunks(context.reader.window(after, upto, context.shard), context.parts.sizes)
 
 
 def serve(

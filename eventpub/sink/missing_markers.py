@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eventpub import config
-from eventpub.admission import SkippedGap
+from eventpub.admission.model import SkippedGap
 from eventpub.errors import SinkError
 from eventpub.sink import records
 from eventpub.sink.batch import Batch

@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from eventpub.admission import values
+from eventpub.admission.model import values
 from eventpub.channel import Report, fields_of, report_of
 from eventpub.errors import StateError
 from eventpub.index import Changes, Index, folder_for

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eventpub.admission import EVENTS, SkippedGap, values
+from eventpub.admission.model import EVENTS, SkippedGap, values
 from eventpub.private_apis.task_input import require_whole_input
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.records import DeadRow, contents_of

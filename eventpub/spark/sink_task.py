@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from eventpub import config
-from eventpub.admission import EVENTS, Shard, SkippedGap
+from eventpub.admission.model import EVENTS, Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
 from eventpub.sink.base import Content, Refused
 from eventpub.sink.batch import Batch, batch_of

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from eventpub.admission import EVENTS, Shard, topic_partition, values, version_ranges
+from eventpub.admission.model import EVENTS, Shard, topic_partition, values, version_ranges
 from eventpub.channel import (
     Beginning,
     Comparison,
@@ -43,7 +43,7 @@ from eventpub.parts import real_parts
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.context import PublishingContext, ShardContext
 from eventpub.shard.folding import Fold
-from eventpub.shard.reading import chunks
+from eventpub.shard.pace import chunks
 from eventpub.shard.step import Step
 from eventpub.sink.layout import check_leaders
 from eventpub.sink.topics import list_offsets
@@ -86,7 +86,7 @@ class JournaledContext(ShardContext):
                 index.begin(plan.start)
             self.look_at_clock()
             index.keep_times(assignment.layout.read_as, self.now)
-            index.note_contents(self.rules.contents_of is not None)
+            index.note(has_contents=self.rules.contents_of is not None)
             if index.undecided is not None:
                 index.decide_baseline(None)
         except BaseException:

@@ -12,7 +12,8 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventpub.admission import Rules, in_ranges
+from eventpub.admission import Rules
+from eventpub.admission.model import in_ranges
 from tests.admission.world import World
 
 _EVENTS = st.lists(

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from eventpub import admission
-from eventpub.admission import EVENTS, Hold, Known, Rules, VersionRange, values
+from eventpub.admission import Rules
+from eventpub.admission.model import CONFLICT, EVENTS, Hold, Known, VersionRange, values
 from tests.admission.world import World, table
 
 
@@ -390,7 +391,7 @@ def test_without_backtrack_a_late_commit_is_lost() -> None:
 
 
 def test_nothing_is_decided_for_no_rows() -> None:
-    empty = admission.EVENTS.empty_table()
+    empty = EVENTS.empty_table()
     decision = admission.Plan(empty, Known(), Rules(), now=0).decide(empty)
     assert not decision.publishes
     assert isinstance(decision.events, pa.Table)
@@ -408,7 +409,7 @@ def test_a_version_written_anew_is_refused_once_and_what_follows_it_flows() -> N
     assert decision.counts.duplicates == 0
     assert decision.refused is not None
     reasons = decision.refused[1]
-    assert all(reason.startswith(f"{admission.CONFLICT}: ") for reason in reasons)
+    assert all(reason.startswith(f"{CONFLICT}: ") for reason in reasons)
     assert all("1970-01-01T00:00:00.000003Z" in reason for reason in reasons)
     world.commit("a", 4, at=12)
     world.see()

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from eventpub import admission
-from eventpub.admission import (
+from eventpub.admission.model import (
     EVENTS,
     Counts,
     Decision,

@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from eventpub.admission import EVENTS
+from eventpub.admission.model import EVENTS
 from eventpub.channel import Comparison, Lane, Request, Stop, Window, Work
 
 

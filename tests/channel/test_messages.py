@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpub.admission import Counts
+from eventpub.admission.model import Counts
 from eventpub.channel import MalformedError, Report, Request, fields_of, report_of, request_of
 
 _numbers = st.integers(-(2**63), 2**63 - 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eventpub.admission import EVENTS, Counts, topic_partition
+from eventpub.admission.model import EVENTS, Counts, topic_partition
 from eventpub.channel import (
     Comparison,
     Ended,

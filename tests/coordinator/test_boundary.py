@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from eventpub.admission import values
-from eventpub.admission.model import bucket_of, topic_partition
+from eventpub.admission.model import bucket_of, topic_partition, values
 from eventpub.config import App, Config, Read, Recount, Run, Sink, Store
 from eventpub.coordinator.boundary import Boundary, PollResult
 from eventpub.errors import StoreError

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from eventpub.admission import EVENTS
+from eventpub.admission.model import EVENTS
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.shards import MOST_PAGES, MOST_WINDOWS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.admission import Hold, SkippedGap
+from eventpub.admission.model import Hold, SkippedGap
 from eventpub.channel import Request
 from eventpub.cli import main
 from eventpub.ops.dead import Letter, Letters

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rocksdict import Options, Rdict
 
-from eventpub.admission import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
+from eventpub.admission.model import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
 from eventpub.errors import StateError
 from eventpub.index import Index, Pending, folder_for, glance, summary
 from eventpub.index.database import ROCKSDB
@@ -401,7 +401,7 @@ def test_contents_that_all_former_indexes_have_are_not_read_from_the_topic_again
         fill(tmp_path / str(number), [name], 70, {("t", number): 10})
     for number, kept in ((0, True), (1, are_kept)):
         with Index(tmp_path / str(number), IDENTITY) as index:
-            index.note_contents(kept)
+            index.note(has_contents=kept)
     with Index(tmp_path / "new", IDENTITY) as index:
         move(index, [tmp_path / "0", tmp_path / "1"], lambda _: True, [("t", 0), ("t", 1)], None)
         assert index.has_contents is are_kept

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.admission import EVENTS, Decision, Seen
+from eventpub.admission.model import EVENTS, Decision, Seen
 from eventpub.errors import StateError
 from eventpub.index import Index, aggregates
 from eventpub.index.database import Database

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from eventpub import __version__
-from eventpub.admission import Hold
+from eventpub.admission.model import Hold
 from eventpub.channel import LATENCY_BOUNDS
 from eventpub.coordinator import events as e
 from eventpub.coordinator.status import status

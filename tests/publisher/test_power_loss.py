@@ -238,7 +238,7 @@ def test_a12_an_index_of_which_a_part_in_the_middle_is_missing_is_not_believed(
         shutil.copytree(kept, tried)
         (tried / manifest.name).write_bytes(whole[:size])
         with Index(tried, {}) as opened:
-            return len([*opened._db.items(b"v")]), opened._facts.get("last", -1)
+            return len([*opened._db.items(b"v")]), int(opened._db.get(b"mlast") or -1)
 
     refused = []
     for size in [*range(0, len(whole), 40), len(whole)]:

@@ -18,8 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from eventpub.index.database import ROCKSDB
-from eventpub.index.index import Index
-from eventpub.index.reading import summary
+from eventpub.index.index import Index, summary
 from eventpub.local import Kafka
 from eventpub.local.downloads import find_java
 from tests.conftest import FreshDatabase

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from eventpub import config, settings
-from eventpub.admission import Shard
+from eventpub.admission.model import Shard
 from eventpub.errors import StateError
 from eventpub.ops.asking import ask_running
 from eventpub.parts import real_parts

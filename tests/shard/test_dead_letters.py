@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from eventpub.admission import EVENTS, Decision, Rules
+from eventpub.admission import Rules
+from eventpub.admission.model import EVENTS, Decision
 from eventpub.config import Sink
 from eventpub.shard.context import Accounted
 from eventpub.shard.dead_letters import Refusals

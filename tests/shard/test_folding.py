@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eventpub import config
-from eventpub.admission import EVENTS, Decision, Shard
+from eventpub.admission.model import EVENTS, Decision, Shard
 from eventpub.channel import Beginning, Report
 from eventpub.index import Index
 from eventpub.shard import baseline

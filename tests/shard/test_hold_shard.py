@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventpub.admission import Decision, Hold
+from eventpub.admission.model import Decision, Hold
 from eventpub.shard.publishing import with_unpublished
 from tests.admission.world import World
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventpub.admission import Known
+from eventpub.admission.model import Known
 from eventpub.shard.folding import Jumps
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rocksdict import Options, Rdict
 
-from eventpub.admission import Shard
+from eventpub.admission.model import Shard
 from eventpub.channel import Beginning, Lane, Report
 from eventpub.errors import StateError
 from eventpub.index import Index

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from eventpub.admission import EVENTS
+from eventpub.admission.model import EVENTS
 from eventpub.shard.pace import Pace, Sizes, rows_within
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eventpub.shard.prefetch import read_ahead
+from eventpub.shard.pace import read_ahead
 
 
 class Source:

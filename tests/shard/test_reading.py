@@ -13,17 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from eventpub.admission import EVENTS
-from eventpub.admission.model import bucket_of
+from eventpub.admission.model import EVENTS, bucket_of
 from eventpub.channel import Beginning, Comparison, Lane, Report, Request, Stop, Window, Work
 from eventpub.coordinator.recount import Recount
 from eventpub.errors import SinkError
 from eventpub.shard import runner as runner_module
 from eventpub.shard.context import Accounted, PublishingContext
-from eventpub.shard.pace import Sizes
-from eventpub.shard.prefetch import read_ahead
-from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
-from eventpub.shard.runner import Runner
+from eventpub.shard.pace import Sizes, read_ahead
+from eventpub.shard.runner import Item, Reading, Rows, Runner, WindowEnd
 from eventpub.shard.step import Step
 from eventpub.times import SYSTEM_CLOCK
 
@@ -293,7 +290,7 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
     runner._step = shard
     shard._context, shard._horizon = context, 60 * SECOND
     shard.accounted = Accounted(60 * SECOND)
-    shard._holds = SimpleNamespace(run=lambda upto, **_: None)
+    shard.end = lambda upto, **_: None
     counted: Counter[int] = Counter()
     waits = iter([True, False])
 

@@ -16,7 +16,7 @@ from eventpub.coordinator import recount
 from eventpub.parts import Parts
 from eventpub.shard import runner
 from eventpub.shard.pace import Sizes
-from eventpub.shard.reading import Reading, Rows
+from eventpub.shard.runner import Reading, Rows
 from tests.simulation.broker import Clients
 from tests.simulation.disk import Storage
 from tests.simulation.store import EventStore

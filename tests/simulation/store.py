@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from eventpub.admission import Shard, VersionRange
+from eventpub.admission.model import Shard, VersionRange
 from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow, Page, Poll
 from eventpub.sources.mysql.server import Server

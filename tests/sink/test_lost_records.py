@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eventpub import config
-from eventpub.admission import SkippedGap
+from eventpub.admission.model import SkippedGap
 from eventpub.sink import records
 from eventpub.sink.encoder import CloudEvents, read_gap
 from eventpub.sink.missing_markers import _Visible, undecided

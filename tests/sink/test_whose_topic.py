@@ -17,8 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from eventpub import config
-from eventpub.admission import EVENTS, Decision
-from eventpub.admission.model import Shard, SkippedGap
+from eventpub.admission.model import EVENTS, Decision, Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
 from eventpub.local import Kafka
 from eventpub.shard.dead_letters import Refusals, dead_rows

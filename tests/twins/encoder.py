@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eventpub.admission import SkippedGap, values
+from eventpub.admission.model import SkippedGap, values
 from eventpub.sink.records import SEQUENCE, Columns, DeadRow, Record
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eventpub.admission import values
+from eventpub.admission.model import values
 from eventpub.errors import SinkError
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, RecordRefusedError, no_crash
 from eventpub.sink.folded import Folded
