@@ -18,7 +18,7 @@ from eventpub.coordinator.events import CheckTopic
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.shards import Failures
 from eventpub.errors import EventpubError
-from eventpub.ops.http import Pages
+from eventpub.ops.pages import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
 from eventpub.sink.fencing import fence_all

@@ -17,7 +17,7 @@ import structlog
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.log import configure
-from eventpub.ops.http import Pages
+from eventpub.ops.pages import Pages
 from eventpub.state import StateDir
 from tests.ops.documents import document, hold
 from tests.publisher.harness import eventually

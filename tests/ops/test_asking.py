@@ -6,7 +6,6 @@ import getpass
 import json
 import os
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from eventpub.channel import Request
 from eventpub.config import App, Config, Sink, Store
 from eventpub.errors import StateError
 from eventpub.ops import gaps, status
-from eventpub.ops.pages import Site
-from eventpub.ops.replies import Asked
+from eventpub.ops.http import Asked
+from eventpub.ops.pages import Pages
 from eventpub.state import StateDir
 from tests.ops.documents import document
 from tests.ops.served import Source, running
@@ -59,7 +58,7 @@ class Answering(Source):
 def ask_page(config: Config, source: Source, path: str, **parameters: str) -> tuple[int, Any]:
     """Status and answer, to the publisher's own user."""
     asked = Asked("POST", path, parameters, is_local=True)
-    reply = Site(config, source, deque()).answer(asked)
+    reply = Pages(config, source, StateDir(config.app.state_dir)).answer(asked)
     return reply.status, json.loads(reply.body)
 
 

@@ -8,7 +8,6 @@ import re
 import socket
 import time
 import urllib.request
-from collections import deque
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -20,8 +19,9 @@ from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import SinkError
 from eventpub.ops import pages
-from eventpub.ops.http import HISTORY_SAMPLES, Listener
-from eventpub.ops.pages import Site, sample
+from eventpub.ops.http import Listener
+from eventpub.ops.pages import sample
+from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.coordinator.life import config
 from tests.ops.browser import chromium
@@ -67,8 +67,8 @@ class Played:
             "versions": [],
             "notes": [],
         }
-        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_SAMPLES)
-        self._configuration = configuration
+        self._pages = pages.Pages(configuration, self, StateDir(configuration.app.state_dir))
+        self.history = self._pages.history
         self._listener: Listener | None = None
         self._port = 0
 
@@ -131,7 +131,7 @@ class Played:
         listening.bind(("127.0.0.1", self._port))
         self._port = listening.getsockname()[1]
         listening.listen()
-        self._listener = Listener(listening, Site(self._configuration, self, self.history))
+        self._listener = Listener(listening, self._pages.answer)
 
     def end(self) -> None:
         """Be gone."""
