@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from eventpub.errors import StateError
-from eventpub.ops.topic import hash_of_metadata, hashes
-from eventpub.ops.verdict import NO_TIME
+from eventpub.ops.topic import NO_TIME, hash_of_metadata, hashes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -28,7 +27,6 @@ _MEMORY = "250MB"
 """DuckDB's limit; a whole comparison stays below 500 MB."""
 
 _THREADS = 2
-_PORTION_ROWS = 32_768
 _FETCHED = 10_000
 
 _DAY = 86_400_000_000
@@ -44,7 +42,7 @@ CREATE TABLE store (
 CREATE TABLE topic (
     id VARCHAR, version BIGINT, create_time BIGINT, payload BIGINT, type BIGINT, metadata BIGINT,
     to_version BIGINT, kind TINYINT, partition INTEGER, "offset" BIGINT, faults TINYINT,
-    crc UINTEGER
+    crc UINTEGER, note VARCHAR
 )
 """
 
@@ -62,14 +60,20 @@ class Sides:
         self.database = open_database(folder)
         self.database.execute(_TABLES)
         near = f"create_time = {NO_TIME} OR create_time BETWEEN {after - _DAY} AND {upto + _DAY}"
-        self.store = Side(self.database, "store")
-        self.topic = Side(self.database, "topic", near)
+        self._where = {"store": "true", "topic": near}
 
     def __enter__(self) -> Sides:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.database.close()
+
+    def add(self, side: Literal["store", "topic"], rows: pa.Table) -> None:
+        with self.database.cursor() as database:
+            database.register("portion", rows)
+            database.execute(
+                f"INSERT INTO {side} BY NAME SELECT * FROM portion WHERE {self._where[side]}"
+            )
 
     def rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
         """The rows of a statement, in portions; other statements may run meanwhile."""
@@ -99,28 +103,6 @@ def open_database(folder: Path) -> DuckDBPyConnection:
 
 def _quiet(database: DuckDBPyConnection) -> DuckDBPyConnection:
     return database.execute("SET enable_progress_bar = false")  # it goes to stdout
-
-
-class Side:
-    def __init__(self, database: DuckDBPyConnection, table: str, where: str = "true") -> None:
-        self._database = database
-        self._insert = f"INSERT INTO {table} BY NAME SELECT * FROM portion WHERE {where}"
-        self._portion: list[pa.Table] = []
-        self._rows = 0
-
-    def add(self, rows: pa.Table) -> None:
-        self._portion.append(rows)
-        self._rows += rows.num_rows
-        if self._rows >= _PORTION_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._rows:
-            with self._database.cursor() as database:
-                portion = pa.concat_tables(self._portion, promote_options="permissive")
-                database.register("portion", portion)
-                database.execute(self._insert)
-        self._portion, self._rows = [], 0
 
 
 def store_columns(batch: pa.RecordBatch) -> pa.Table:

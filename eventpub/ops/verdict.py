@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from eventpub.config import Read, format_time
+from eventpub.ops.topic import NO_TIME
 from eventpub.publisher.workers import MOST_EVENTS
 
 if TYPE_CHECKING:
     from eventpub.sources.mysql import EventStore
-
-NO_TIME = -(1 << 63)
-"""µs in place of an unreadable time."""
 
 SHOWN = 20
 
@@ -111,13 +109,6 @@ class Verdict:
     @property
     def ok(self) -> bool:
         return self.is_equal and not self.is_behind
-
-    def found(self, kind: str, count: int, examples: Sequence[Difference]) -> None:
-        self.counts[kind] += count
-        if examples:
-            known = [*self.examples[kind], *examples]
-            known.sort(key=lambda d: (d.create_time, d.aggregate_id, d.version or 0))
-            self.examples[kind] = known[:SHOWN]
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -14,14 +14,13 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import IO, Any
 
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, StateError
-from eventpub.ops.comparison import MOST_LOOKED_UP, Rules, compare, differences
+from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules, differences
 from eventpub.ops.sides import Sides, no_space_is_named, spill_folder, store_columns
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import GRACE, KINDS, Progress, Verdict, measure
@@ -50,8 +49,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         first: compare events created at or after, µs; None: from the publisher's start.
         last: compare events created at or before, µs; None: up to the publisher's position, or to
             the boundary if its state cannot be read.
-        differences: file for all differences, one JSON object per line; of foreign records only the
-            first ones.
+        differences: file for all differences, one JSON object per line.
         former_partitions: former numbers of partitions, oldest first; empty: from the publisher's
             state.
         patience: seconds to wait for open transactions on the topic.
@@ -87,13 +85,17 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             with no_space_is_named():
                 verdict = run.compare(spans, wait)
             if listed is not None:
-                _write_differences(listed, sides, reader)
+                _write_differences(listed, sides)
         verdict.notes = notes
         if last is None:
             progress = _read_state(config, "progress.json")  # its current content
             verdict.behind = measure(store, config.read, progress, verdict.last)
             verdict.notes += _of_other_times(store)
-    _note_topic(reader, verdict)
+    if reader.truncated:
+        verdict.notes.append(
+            f"{len(reader.truncated)} partitions of the topic no longer have their first records"
+            " (retention): what was published there counts as missing unless --from is later"
+        )
     if not former and any("partition" in d.note for d in verdict.examples["altered"]):
         verdict.notes.append(
             "records are not in their key's partition: if partitions were added and the"
@@ -157,31 +159,27 @@ class _Run:
     def _compared(self) -> Verdict:
         sides = self._sides
         verdict = Verdict(sides.after + 1, sides.upto)
-        self._beside(
-            "comparing", lambda: compare(sides, verdict, self._rules, self._store.existing)
-        )
+        compared = Comparison(sides, verdict, self._rules, self._store.existing)
+        self._beside("comparing", compared.run)
         return verdict
 
     def _read_store(self) -> None:
-        side, sides = self._sides.store, self._sides
+        sides = self._sides
         begin: int | None = None
         for batch in self._store.window(sides.after, sides.upto, None):
             self._check_stopped()
-            side.add(store_columns(batch))
+            sides.add("store", store_columns(batch))
             self._rows += batch.num_rows
             at = batch.column("create_time")[-1].as_py()
             begin = at if begin is None else begin
             self._done["store"] = (at - begin) / max(1, sides.upto - begin)
-        side.flush()
         self._done["store"] = 1.0
 
     def _read_topic(self, spans: Mapping[Place, tuple[int, int]]) -> None:
-        side = self._sides.topic
         offsets = sum(end - first for first, end in spans.values())
         for records in self._reader.read(spans, self._check_stopped):
-            side.add(records)
+            self._sides.add("topic", records)
             self._done["topic"] = min(1.0, self._reader.records / max(1, offsets))
-        side.flush()
         self._done["topic"] = 1.0
 
     def _read_on(self, doing: str, ends: Mapping[Place, int]) -> dict[Place, int]:
@@ -214,13 +212,13 @@ class _Run:
         self._on_progress(Progress(doing, self._rows, self._reader.records, done))
 
 
-def _write_differences(listed: IO[str], sides: Sides, reader: TopicReader) -> None:
+def _write_differences(listed: IO[str], sides: Sides) -> None:
     if listed.seekable() and not listed.name.startswith("/dev/"):
         listed.truncate(0)
-    found = ((kind, one) for kind in KINDS for one in differences(sides, kind))
-    for kind, one in chain(found, (("extra", one) for one in reader.foreign)):
-        line = json.dumps({"kind": kind, **one.to_dict()}, ensure_ascii=False)
-        listed.write(line + "\n")
+    for kind in KINDS:
+        for one in differences(sides, kind):
+            line = json.dumps({"kind": kind, **one.to_dict()}, ensure_ascii=False)
+            listed.write(line + "\n")
 
 
 @contextmanager
@@ -253,16 +251,6 @@ def _of_other_times(store: EventStore) -> Iterator[str]:
         yield (
             f"not read: {counted(never, 'row')} with a create_time before 1970-01-01 00:00:01, or"
             " none (a zero date); eventpub publish ID VERSION publishes one that has a time"
-        )
-
-
-def _note_topic(reader: TopicReader, verdict: Verdict) -> None:
-    if reader.foreign_count:
-        verdict.found("extra", reader.foreign_count, reader.foreign)
-    if reader.truncated:
-        verdict.notes.append(
-            f"{len(reader.truncated)} partitions of the topic no longer have their first records"
-            " (retention): what was published there counts as missing unless --from is later"
         )
 
 
