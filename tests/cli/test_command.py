@@ -218,7 +218,8 @@ def test_a_difference_is_status_1(configured: Path) -> None:
         "import eventpub.ops.verify as v\n"
         "from eventpub.ops.verdict import Difference\n"
         "def differs(config, **_):\n"
-        "    found = v.Verdict(1, 2); found.found('missing', 3, [Difference('[red]x', 1, 1)])\n"
+        "    found = v.Verdict(1, 2); found.counts['missing'] = 3\n"
+        "    found.examples['missing'] = [Difference('[red]x', 1, 1)]\n"
         "    return found\n"
         "v.verify = differs"
     )
