@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from itertools import starmap
+from typing import Any, TypeAlias
 
 from eventpub.admission import SkippedGap, VersionRange
 from eventpub.config import Config
@@ -18,8 +19,11 @@ from eventpub.sink.topics import list_offsets, offsets_at, partition_counts
 from eventpub.sources.mysql import EventStore
 from eventpub.times import format_time
 
+Key: TypeAlias = tuple[str, int]
+
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 _YEAR_3000 = 32_503_680_000_000
+_FIRST_BYTES = 512
 _TIMES = {"first_seen", "next_attempt", "since", "skipped_at", "create_time"}
 
 
@@ -63,18 +67,65 @@ def stored_rows(
 
 @dataclass(frozen=True)
 class Found:
+    """A record of a row on the publisher's topics: an event, or a dead letter.
+
+    Attributes:
+        aggregate_id, version: of the row; None: it has no usable one.
+        payload_bytes: size of the row's payload; None: NULL.
+    """
+
+    aggregate_id: str | None
+    version: int | None
     topic: str
     partition: int
     offset: int
     timestamp: int
-    is_late: bool = False
-    reason: str | None = None
+    headers: dict[str, str]
+    payload_bytes: int | None
+    first_bytes: bytes
+
+    @property
+    def key(self) -> Key | None:
+        if self.aggregate_id is None or self.version is None:
+            return None
+        return self.aggregate_id, self.version
+
+    @property
+    def is_late(self) -> bool:
+        return records.LATE in self.headers
+
+    @property
+    def reason(self) -> str | None:
+        """Why the row was refused; None: the record is an event."""
+        return self.headers.get(records.REASON)
+
+
+def found_in(message: Message, headers: dict[str, bytes | None]) -> Found:
+    texts = {n: (v or b"").decode(errors="replace") for n, v in headers.items()}
+    key, value = message.key(), message.value()
+    version, size = None, None if value is None else len(value)
+    with suppress(KeyError, ValueError):
+        version = int(texts[records.SEQUENCE])
+    with suppress(KeyError, ValueError):
+        size = int(texts["eventpub_payload_bytes"])
+    return Found(
+        None if key is None else key.decode(errors="replace"),
+        version,
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.timestamp()[1],
+        texts,
+        size,
+        (value or b"")[:_FIRST_BYTES],
+    )
 
 
 def shown_record(record: Found) -> dict[str, Any]:
     is_known = 0 <= record.timestamp < _YEAR_3000
+    names = ("topic", "partition", "offset", "is_late", "reason")
     timestamp = format_time(record.timestamp * 1000) if is_known else None
-    return asdict(record) | {"timestamp": timestamp}
+    return {name: getattr(record, name) for name in names} | {"timestamp": timestamp}
 
 
 class OwnTopics:
@@ -118,6 +169,16 @@ class OwnTopics:
             yield from own_records(reading, self._ids, wanted)
             self.unread |= reading.unread
 
+    def letters(self, keys: Collection[str] | None = None) -> Iterator[Found]:
+        places = self.places(self._sink.dead_topic)
+        return starmap(found_in, self.read(dict.fromkeys(places, 0), keys=keys))
+
+    def skips(self, keys: Collection[str] | None = None) -> Iterator[SkippedGap]:
+        places = self.places(self._sink.gaps_topic)
+        for message, _ in self.read(dict.fromkeys(places, 0), keys=keys):
+            with suppress(ValueError):
+                yield read_gap(message.value() or b"")
+
 
 class Topics:
     """The topics' records of one aggregate, as far as found in a limited time.
@@ -136,10 +197,14 @@ class Topics:
         self._starts: dict[Place, int] = {}
 
     def read_sides(self) -> None:
-        places = self.own.places(self._sink.gaps_topic, self._sink.dead_topic)
-        self._read(dict.fromkeys(places, 0))
-        for letters in self.by_version.values():
-            letters.sort(key=lambda letter: letter.timestamp)
+        keys = [self._aggregate_id]
+        self.skips = list(self.own.skips(keys))
+        for letter in sorted(self.own.letters(keys), key=lambda letter: letter.timestamp):
+            self._add(letter)
+
+    def _add(self, found: Found) -> None:
+        if found.version is not None:
+            self.by_version.setdefault(found.version, []).append(found)
 
     def read_events(self, wanted: Collection[int] | None, oldest: int | None) -> None:
         """Read events until the `wanted` versions are found; None: all.
@@ -158,7 +223,7 @@ class Topics:
             self._read(dict.fromkeys(before, 0), wanted, before)
 
     def has_event(self, version: int) -> bool:
-        return any(f.topic != self._sink.dead_topic for f in self.by_version.get(version, ()))
+        return any(found.reason is None for found in self.by_version.get(version, ()))
 
     def _read(
         self,
@@ -166,32 +231,11 @@ class Topics:
         wanted: Collection[int] | None = None,
         ends: dict[Place, int] | None = None,
     ) -> None:
-        left = {version for version in wanted or () if not self.has_event(version)}
-        with closing(self.own.read(starts, ends=ends, keys=[self._aggregate_id])) as found:
-            for message, headers in found:
-                with suppress(KeyError, TypeError, ValueError):
-                    left.discard(self._take(message, headers, wanted))
+        left: set[int | None] = {v for v in wanted or () if not self.has_event(v)}
+        with closing(self.own.read(starts, ends=ends, keys=[self._aggregate_id])) as reading:
+            for found in starmap(found_in, reading):
+                if wanted is None or found.version in wanted:
+                    self._add(found)
+                    left.discard(found.version)
                 if wanted is not None and not left:
                     return
-
-    def _take(
-        self, message: Message, headers: dict[str, Any], wanted: Collection[int] | None
-    ) -> int | None:
-        if message.topic() == self._sink.gaps_topic:
-            self.skips.append(read_gap(message.value() or b""))
-            return None
-        version = int(headers[records.SEQUENCE])
-        if wanted is not None and version not in wanted:
-            return None
-        is_dead = message.topic() == self._sink.dead_topic
-        reason = headers.get(records.REASON) if is_dead else None
-        found = Found(
-            message.topic(),
-            message.partition(),
-            message.offset(),
-            message.timestamp()[1],
-            records.LATE in headers,
-            None if reason is None else reason.decode(errors="replace"),
-        )
-        self.by_version.setdefault(version, []).append(found)
-        return version

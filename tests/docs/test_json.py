@@ -24,8 +24,9 @@ from tests.ops.documents import document
 
 HOLD = Hold("a", 2, 3, first_seen=1, attempts=1, next_attempt=2, since=1)
 SKIP = SkippedGap("a", 1, 1, first_seen=1, skipped_at=2, attempts=1, reason="max_backoff")
-LETTER = Letter("a", 1, "sink.record_refused: …", 0, 7, 1, {"ce_id": "a/1"}, 2, b"{}")
-RECORD = Found("orders.events", 0, 7, 1)
+HEADERS = {"ce_id": "a/1", "eventpub_reason": "sink.record_refused: …"}
+LETTER = Letter("a", 1, "orders.events.dead", 0, 7, 1, HEADERS, 2, b"{}")
+RECORD = Found("a", 1, "orders.events", 0, 7, 1, {"ce_id": "a/1"}, 2, b"{}")
 
 
 def documented() -> dict[str, set[str]]:
