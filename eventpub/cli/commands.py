@@ -52,8 +52,6 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
     """
     from eventpub.ops import init as making
 
-    if not force:
-        making.require_absent(output)
     if url is not None:
         request.overrides["store.url"] = url
     loaded = request.load(

@@ -124,7 +124,7 @@ def pending(
 
 
 def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
-    """The versions that a skip of an aggregate's open gap would give up; None: it has no hold."""
+    """The versions that a skip of an aggregate's open gap would give up; None: none is missing."""
     state = StateDir(config.app.state_dir)
     found, _ = pending(config, state, 0, (aggregate_id,))
     if not found.holds:
@@ -133,7 +133,9 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
         return missing_versions(store, found.holds[0])
 
 
-def missing_versions(store: EventStore, hold: Hold) -> tuple[int, int]:
+def missing_versions(store: EventStore, hold: Hold) -> tuple[int, int] | None:
+    if hold.catching_up:
+        return None
     above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
     there = store.versions(above, 1)
     return hold.first_missing, min(there, default=hold.seen) - 1

@@ -49,6 +49,7 @@ from eventpub.coordinator.status import is_ready
 from eventpub.errors import ConfigError, EventpubError, from_dict
 from eventpub.ops.dead import find as find_dead
 from eventpub.ops.gaps import find as find_gaps
+from eventpub.ops.gaps import given_up
 from eventpub.ops.http import (
     Asked,
     CachedList,
@@ -140,7 +141,7 @@ class Pages:
             "/config": ("GET", "open", lambda _: json_reply(effective(config))),
             "/gaps": ("GET", "open", self._gaps),
             "/recorded": ("GET", "open", lambda _: self._lists["/recorded"].get()),
-            "/gap": ("GET", "token", lambda asked: self._act(asked, "list")),
+            "/gap": ("GET", "token", self._gap),
             "/trace": ("GET", "token", self._trace),
             "/pause": ("POST", "token", lambda asked: self._set_paused(asked, True)),
             "/resume": ("POST", "token", lambda asked: self._set_paused(asked, False)),
@@ -282,10 +283,12 @@ class Pages:
         finally:
             self._tracing.release()
 
-    def _act(self, asked: Asked, action: Literal["list", "retry", "skip"]) -> Reply:
-        given = asked.parameters
-        if not (aggregate_id := given.get("aggregate_id", "")):
-            raise refused("it needs aggregate_id", 400)
+    def _gap(self, asked: Asked) -> Reply:
+        first, last = given_up(self._config, _aggregate_id(asked)) or (None, None)
+        return json_reply({"from_version": first, "to_version": last})
+
+    def _act(self, asked: Asked, action: Literal["retry", "skip"]) -> Reply:
+        aggregate_id, given = _aggregate_id(asked), asked.parameters
         names = ("from_version", "to_version")
         try:
             first, last = (int(given[name]) if action == "skip" else None for name in names)
@@ -295,10 +298,7 @@ class Pages:
             needs = "it needs from_version and to_version, two numbers of at most 64 bits"
             raise refused(needs, 400) from None
         [answer] = self._ask(request, _ACT_TIMEOUT)
-        if action != "list":
-            return json_reply({"outcome": answer})
-        first, last = json.loads(answer)["gap"] or (None, None)
-        return json_reply({"from_version": first, "to_version": last})
+        return json_reply({"outcome": answer})
 
     # -- what the command line asks ----------------------------------------------------------------
 
@@ -313,6 +313,12 @@ class Pages:
     def _withdraw(self, asked: Asked) -> Reply:
         self._source.withdraw(str(body_of(asked).get("id", "")))
         return json_reply({})
+
+
+def _aggregate_id(asked: Asked) -> str:
+    if not (given := asked.parameters.get("aggregate_id")):
+        raise refused("it needs aggregate_id", 400)
+    return given
 
 
 def recorded(config: Config) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def trace(
 
         versions = last()
         stored, oldest = stored_rows(store, aggregate_id, versions)
-        waits_for = None if hold is None or hold.catching_up else missing_versions(store, hold)
+        waits_for = None if hold is None else missing_versions(store, hold)
     judge = _Judge(config, topics, publisher, now)
     if oldest is not None:
         letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]

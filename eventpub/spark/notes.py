@@ -22,9 +22,7 @@ from eventpub.channel import MalformedError, Request, request_of
 from eventpub.config import Config
 from eventpub.coordinator.requests import COMMANDS, paused
 from eventpub.errors import EventpubError
-from eventpub.index import Pending, glance
-from eventpub.ops.gaps import missing_versions
-from eventpub.sources.mysql import EventStore
+from eventpub.index import glance
 from eventpub.state import StateDir
 from eventpub.state_files import replace_file
 
@@ -142,8 +140,7 @@ class Requests:
             return
         request, answers, given = waiting
         given[shard] = answer
-        is_of_all = request.action == "list" and not request.aggregate_id
-        if len(given) == (self._config.run.shards if is_of_all else 1):
+        if len(given) == (self._config.run.shards if request.action == "list" else 1):
             self.withdraw(id_)
             _log(request, answer)
             answers.put(given)
@@ -156,26 +153,14 @@ class Requests:
 
     def _list(self, request: Request) -> dict[str, str]:
         """Holds by shard, from indexes on this machine; empty if they are not here."""
-        a = request.aggregate_id
-        about = (a,) if a else request.about
-        found: dict[str, Pending] = {}
+        found: dict[str, str] = {}
         for number in range(self._config.run.shards):
             folder = self._state.query_index(self._query, number)
             if not (folder / "CURRENT").exists():
                 return {}
-            found[str(number)] = glance(folder, request.most, about)
-        if a:
-            holds = [h for shard in found.values() for h in shard.holds if h.aggregate_id == a]
-            return {"0": json.dumps({"gap": self._gap(holds[0]) if holds else None})}
-        return {number: json.dumps(asdict(pending)) for number, pending in found.items()}
-
-    def _gap(self, hold: Any) -> tuple[int, int] | None:
-        """The versions that a skip would give up."""
-        if hold.catching_up:
-            return None
-        with EventStore(self._config.store, EventStore.discover(self._config.store)) as store:
-            first, last = missing_versions(store, hold)
-        return (first, last) if last >= first else None
+            pending = glance(folder, request.most, request.about)
+            found[str(number)] = json.dumps(asdict(pending))
+        return found
 
 
 def _log(request: Request, answer: str) -> None:

@@ -82,11 +82,6 @@ class Played:
         return {"is_paused": is_paused, "in_work": 0, "error": None}
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        if request.action == "list" and request.aggregate_id:
-            found = [h for h in self.holds if h["aggregate_id"] == request.aggregate_id]
-            gap = [[h["first_missing"], self.last_missing or h["seen"] - 1] for h in found]
-            answer = json.dumps({"gap": gap[0] if gap and not self.is_gone else None})
-            return {"answers": {"0": answer}, "error": None}
         if request.action == "list":
             answer = json.dumps({"holds": self.holds, "count": len(self.holds)})
             return {"answers": {"0": answer}, "error": None}
@@ -95,6 +90,11 @@ class Played:
         if self.outcome is None:
             return {"answers": None, "error": None}
         return {"answers": {"0": self.outcome}, "error": None}
+
+    def given_up(self, _: Config, aggregate_id: str) -> tuple[int, int] | None:
+        found = [h for h in self.holds if h["aggregate_id"] == aggregate_id and not self.is_gone]
+        gaps = [(h["first_missing"], self.last_missing or h["seen"] - 1) for h in found]
+        return gaps[0] if gaps else None
 
     def withdraw(self, id: str) -> None:
         """Nothing waits."""
@@ -152,6 +152,7 @@ def played(request: pytest.FixtureRequest) -> Iterator[Played]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "recorded", lambda _: made.recorded)
         patch.setattr(pages, "traced", traced)
+        patch.setattr(pages, "given_up", made.given_up)
         made.begin()
         yield made
         made.end()
