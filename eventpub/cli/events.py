@@ -17,7 +17,8 @@ from eventpub.times import format_time
 if TYPE_CHECKING:
     from eventpub.config import Config
     from eventpub.ops.dead import Letters
-    from eventpub.ops.verdict import Progress, Verdict
+    from eventpub.ops.sides import Verdict
+    from eventpub.ops.verify import Progress
 
 _KEYS = (
     "app.id", "app.state_dir", "store.url", "store.table",

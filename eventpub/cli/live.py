@@ -28,7 +28,6 @@ COUNTERS = (
     "published", "backtracked", "gaps_opened", "gaps_filled", "gaps_skipped", "duplicates", "late",
     "dead", "conflicts", "recount_found", "without_identity",
 )  # fmt: skip
-LABELS = {"duplicates": "rows read again and dropped"}
 
 _WARNINGS = {
     "late": "events arrived after their gap had been skipped",

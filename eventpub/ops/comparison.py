@@ -14,9 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from eventpub.ops.sides import Sides
+from eventpub.ops.sides import SHOWN, Difference, Sides, Verdict
 from eventpub.ops.topic import DEAD, DIVERTED, EVENT, FAULTS, FOREIGN, GAP, LATE, LEFT_OUT, NO_TIME
-from eventpub.ops.verdict import SHOWN, Difference, Verdict
 from eventpub.terminal import named_versions
 
 MOST_LOOKED_UP = 10_000

@@ -1,4 +1,7 @@
-"""Both sides of a comparison in DuckDB, in bounded memory; payload, type and metadata as hashes."""
+"""Both sides of a comparison in DuckDB, in bounded memory, and what is found of them.
+
+Payload, type and metadata are kept as hashes.
+"""
 
 # ruff: noqa: S608 (names and conditions are this module's)
 
@@ -11,12 +14,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from eventpub.config import format_time
 from eventpub.errors import StateError
 from eventpub.ops.topic import NO_TIME, hash_of_metadata, hashes
 
@@ -173,3 +178,112 @@ def no_space_is_named() -> Iterator[None]:
             where=tempfile.gettempdir(),
             suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
         ) from error
+
+
+SHOWN = 20
+
+KINDS = ("missing", "repeated", "out_of_order", "altered", "extra", "doubled", "held")
+"""Kinds of findings. "held" is no difference: such events wait for a version that is not in the
+store, and no longer than the publisher does.
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One event that differs between store and topic; `create_time` is µs, or NO_TIME."""
+
+    aggregate_id: str
+    version: int | None
+    create_time: int
+    partition: int | None = None
+    offset: int | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        if self.version is None:
+            return self.aggregate_id or "a record without a key"
+        return f"{self.aggregate_id}/{self.version}"
+
+    def to_dict(self) -> dict[str, Any]:
+        time = None if self.create_time == NO_TIME else format_time(self.create_time)
+        return vars(self) | {"create_time": time}
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Events after the publisher's position that are due; `seconds`: age of the oldest, or 0."""
+
+    events: int = 0
+    has_more: bool = False
+    seconds: float = 0.0
+    is_paused: bool = False
+
+    @property
+    def count(self) -> str:
+        return f"more than {self.events:,}" if self.has_more else f"{self.events:,}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {"seconds": round(self.seconds, 1)}
+
+
+@dataclass
+class Verdict:
+    """The result of a comparison.
+
+    Attributes:
+        first, last: the compared range of `create_time`, both inclusive, µs.
+        events: rows of the store in the range.
+        records: records of events in the range, including late ones.
+        accounted: rows absent from the topic for a recorded reason, and records exempt from the
+            order: "late", "dead", "diverted", "dropped" (late events, by configuration), "arrived"
+            (committed or published during the comparison), "without_identity" (rows without
+            aggregate or version, which are passed over).
+        behind: what is due; None: an end of the range was given, or there is no state.
+    """
+
+    first: int
+    last: int
+    events: int = 0
+    records: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    examples: dict[str, list[Difference]] = field(default_factory=lambda: {k: [] for k in KINDS})
+    accounted: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("late", "dead", "diverted", "dropped", "arrived", "without_identity"), 0
+        )
+    )
+    skips: int = 0
+    notes: list[str] = field(default_factory=list)
+    behind: Behind | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        return not any(count for kind, count in self.counts.items() if kind != "held")
+
+    @property
+    def absent(self) -> int:
+        sides = sum(self.accounted[name] for name in ("dead", "diverted", "dropped"))
+        return self.counts["missing"] + sides
+
+    @property
+    def is_behind(self) -> bool:
+        return self.behind is not None and self.behind.events > 0
+
+    @property
+    def ok(self) -> bool:
+        return self.is_equal and not self.is_behind
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "from": format_time(self.first) if self.first > 0 else None,
+            "to": format_time(self.last),
+            "events": self.events,
+            "records": self.records,
+            **self.counts,
+            "accounted": self.accounted,
+            "skips": self.skips,
+            "examples": {k: [d.to_dict() for d in v] for k, v in self.examples.items()},
+            "notes": self.notes,
+            "behind": None if self.behind is None else self.behind.to_dict(),
+        }

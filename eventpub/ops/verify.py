@@ -13,23 +13,43 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import IO, Any
 
-from eventpub.config import Config, format_time, parse_time
+from eventpub.config import Config, Read, format_time, parse_time
 from eventpub.errors import ConfigError, StateError
 from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules, differences
-from eventpub.ops.sides import Sides, no_space_is_named, spill_folder, store_columns
+from eventpub.ops.sides import (
+    KINDS,
+    Behind,
+    Sides,
+    Verdict,
+    no_space_is_named,
+    spill_folder,
+    store_columns,
+)
 from eventpub.ops.topic import TopicReader
-from eventpub.ops.verdict import GRACE, KINDS, Progress, Verdict, measure
+from eventpub.publisher.workers import MOST_EVENTS
 from eventpub.sink.reading import Place
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 from eventpub.terminal import counted
 
 _SECONDS_BETWEEN = 0.2
+
+_GRACE = 10_000_000
+"""µs that an event may wait beyond `read.delay` and `read.max_wait`."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    doing: str
+    rows: int
+    records: int
+    done: float
 
 
 def verify(  # noqa: PLR0913 (what is compared, and how)
@@ -108,7 +128,7 @@ def _held_since(config: Config, now: int) -> int:
     """Events created at or after this may wait for a lower version, µs."""
     gaps, read = config.gaps, config.read
     attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
-    longest = attempts + read.delay + read.max_wait + GRACE
+    longest = attempts + read.delay + read.max_wait + _GRACE
     started = _read_state(config, "status.json").get("started_at")
     has_just_begun = isinstance(started, float | int) and time.time() - started < longest / 1e6
     progress = _read_state(config, "progress.json")
@@ -314,3 +334,28 @@ def _compared_range(
             " publisher's start",
         )
     return after, max(upto, after), notes
+
+
+def measure(
+    store: EventStore, read: Read, progress: Mapping[str, Any], compared: int
+) -> Behind | None:
+    """The events that are due by now, after `compared`, µs; None if the state has no position."""
+    if "position" not in progress:
+        return None
+    after, now = max(int(progress["position"]), compared), store.now()
+    upto = now - read.delay - read.max_wait - _GRACE
+    events, oldest = 0, now
+    # loops only where the clocks go back: a range of `waiting` must not cross that
+    while events <= MOST_EVENTS:
+        poll = store.poll(after, 0, 1, at_most=upto)
+        if not poll.has_rows:
+            break
+        first, count = store.waiting(after, poll.upper, MOST_EVENTS + 1 - events)
+        events += count
+        oldest, after = min(oldest, first), poll.upper
+    return Behind(
+        min(events, MOST_EVENTS),
+        events > MOST_EVENTS,
+        (now - oldest) / 1e6,
+        bool(progress.get("is_paused")),
+    )

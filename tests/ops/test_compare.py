@@ -18,9 +18,8 @@ import pytest
 from eventpub.admission.model import EVENTS
 from eventpub.config import format_time
 from eventpub.ops.comparison import Comparison, LookUp, Rules
-from eventpub.ops.sides import Sides, store_columns
+from eventpub.ops.sides import KINDS, Sides, Verdict, store_columns
 from eventpub.ops.topic import GAP, Rows, hash_of_metadata
-from eventpub.ops.verdict import KINDS, Verdict
 
 PARTITIONS = 8
 START = 1_760_000_000_000_000
@@ -507,8 +506,7 @@ import sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
 from eventpub.ops.comparison import Comparison, Rules
-from eventpub.ops.sides import Sides
-from eventpub.ops.verdict import Verdict
+from eventpub.ops.sides import Sides, Verdict
 n = 500_000
 with Sides(Path(sys.argv[1]), 0, n) as sides:
     for start in range(0, n, 50_000):
@@ -537,8 +535,7 @@ import resource, sys, zlib
 from pathlib import Path
 import numpy as np, pyarrow as pa
 from eventpub.ops.comparison import Comparison, Rules
-from eventpub.ops.sides import Sides
-from eventpub.ops.verdict import Verdict
+from eventpub.ops.sides import Sides, Verdict
 n, folder, lost = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 with Sides(folder, 0, n) as sides:
     for start in range(0, n, 50_000):
