@@ -180,7 +180,7 @@ class OwnTopics:
                 yield read_gap(message.value() or b"")
 
 
-class Topics:
+class Topics(OwnTopics):
     """The topics' records of one aggregate, as far as found in a limited time.
 
     Attributes:
@@ -188,18 +188,17 @@ class Topics:
     """
 
     def __init__(self, config: Config, aggregate_id: str, timeout: float) -> None:
-        self.own = OwnTopics(config, time.monotonic() + timeout)
-        self.partitions = len(self.own.places(config.sink.topic))
+        super().__init__(config, time.monotonic() + timeout)
+        self.partitions = len(self.places(config.sink.topic))
         self.by_version: dict[int, list[Found]] = {}
-        self.skips: list[SkippedGap] = []
-        self._sink = config.sink
+        self.own_skips: list[SkippedGap] = []
         self._aggregate_id = aggregate_id
         self._starts: dict[Place, int] = {}
 
     def read_sides(self) -> None:
         keys = [self._aggregate_id]
-        self.skips = list(self.own.skips(keys))
-        for letter in sorted(self.own.letters(keys), key=lambda letter: letter.timestamp):
+        self.own_skips = list(self.skips(keys))
+        for letter in sorted(self.letters(keys), key=lambda letter: letter.timestamp):
             self._add(letter)
 
     def _add(self, found: Found) -> None:
@@ -212,8 +211,8 @@ class Topics:
         Args:
             oldest: lower bound of their records' times, µs; None: unknown.
         """
-        places = self.own.places(self._sink.topic, self._sink.late_topic)
-        self._starts = self.own.starts(places, oldest and records.timestamp(oldest))
+        places = self.places(self._sink.topic, self._sink.late_topic)
+        self._starts = self.starts(places, oldest and records.timestamp(oldest))
         self._read(self._starts, wanted)
 
     def read_older_events(self, wanted: Collection[int]) -> None:
@@ -232,7 +231,7 @@ class Topics:
         ends: dict[Place, int] | None = None,
     ) -> None:
         left: set[int | None] = {v for v in wanted or () if not self.has_event(v)}
-        with closing(self.own.read(starts, ends=ends, keys=[self._aggregate_id])) as reading:
+        with closing(self.read(starts, ends=ends, keys=[self._aggregate_id])) as reading:
             for found in starmap(found_in, reading):
                 if wanted is None or found.version in wanted:
                     self._add(found)

@@ -183,7 +183,7 @@ def trace(
         # len() overflows at 2^63
         None if is_one else span.stop - span.start + sum(v not in span for v in topics.by_version),
         waits_for,
-        not topics.own.unread,
+        not topics.unread,
     )
 
 
@@ -222,15 +222,15 @@ def _known(config: Config, store: EventStore, aggregate_id: str, hold: Hold | No
     return range(first, max(first, max(newest) + 1)) if newest else range(0)
 
 
+@dataclass(frozen=True)
 class _Judge:
-    def __init__(self, config: Config, topics: Topics, publisher: _Publisher, now: int) -> None:
-        self._config = config
-        self._topics = topics
-        self._publisher = publisher
-        self._now = now
+    _config: Config
+    _topics: Topics
+    _publisher: _Publisher
+    _now: int
 
     def __call__(self, version: int, stored: Stored | None) -> Traced:
-        skips = self._topics.skips
+        skips = self._topics.own_skips
         skip = next((s for s in skips if s.from_version <= version <= s.to_version), None)
         hold = self._publisher.hold
         if hold is not None and not hold.first_missing <= version <= hold.seen:
@@ -289,7 +289,7 @@ class _Judge:
                 f" attempt {format_time(hold.next_attempt)}, {hold.attempts} failed"
             )
             return ("missing", f"the aggregate {waits}") if stored is None else ("held", waits)
-        if self._topics.own.unread:
+        if self._topics.unread:
             return "unknown", "the topics were not read to their ends; see --timeout"
         if stored is None:
             return "unknown", "neither in the store nor on the topics"
@@ -302,7 +302,7 @@ class _Judge:
         if self._now - created < (horizon := self._config.recount.horizon):
             until = format_time(created + horizon)
             return "waiting", f"its second was read before it was there; recounted until {until}"
-        if self._topics.own.is_cut:
+        if self._topics.is_cut:
             return "unknown", "retention has removed the topic's first records"
         return "missing", "it should be on the topic: see `eventpub verify`"
 
@@ -313,7 +313,7 @@ def _notes(config: Config, topics: Topics, publisher: _Publisher, timeout: float
         notes.append("no publisher answers: holds and read position are as of when it ended")
     if not topics.partitions:
         notes.append(f"there is no topic {config.sink.topic} yet")
-    for topic, count in Counter(topic for topic, _ in topics.own.unread).items():
+    for topic, count in Counter(topic for topic, _ in topics.unread).items():
         notes.append(
             f"{count} partitions of {topic} were not read to the end within {timeout:.0f} s"
         )
