@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eventpub.cli.options import Command, configured, limited, reads_topics, time
-from eventpub.cli.output import Part, Report, Table, end_if_asked, facts, notes, table
-from eventpub.terminal import counted, printable
+from eventpub.cli.output import Part, Report, Table, end_if_asked, facts, notes, printable, table
+from eventpub.errors import counted
 from eventpub.times import format_time
 
 if TYPE_CHECKING:

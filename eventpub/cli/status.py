@@ -8,7 +8,7 @@ import click
 
 from eventpub.cli.options import agrees, configured, limited
 from eventpub.cli.output import Part, Report, age, facts, table
-from eventpub.terminal import counted, named_versions
+from eventpub.errors import counted, named_versions
 
 if TYPE_CHECKING:
     from eventpub.config import Config

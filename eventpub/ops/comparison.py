@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from eventpub.errors import named_versions
 from eventpub.ops.sides import SHOWN, Difference, Sides, Verdict
 from eventpub.ops.topic import DEAD, DIVERTED, EVENT, FAULTS, FOREIGN, GAP, LATE, LEFT_OUT, NO_TIME
-from eventpub.terminal import named_versions
 
 MOST_LOOKED_UP = 10_000
 """Most differing events that are looked up again in the store."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from eventpub.admission import Hold, SkippedGap, VersionRange, in_ranges, topic_partition
 from eventpub.config import Config
-from eventpub.errors import ConfigError
+from eventpub.errors import ConfigError, named_versions
 from eventpub.ops.asking import ask_running
 from eventpub.ops.dead import OF_ANOTHER, readable_store
 from eventpub.ops.gaps import missing_versions, pending
@@ -31,7 +31,6 @@ from eventpub.ops.lookup import (
 from eventpub.sink.records import timestamp
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.terminal import named_versions
 from eventpub.times import format_time, parse_time
 
 

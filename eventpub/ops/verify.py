@@ -20,7 +20,7 @@ from threading import Event
 from typing import IO, Any
 
 from eventpub.config import Config, Read, format_time, parse_time
-from eventpub.errors import ConfigError, StateError
+from eventpub.errors import ConfigError, StateError, counted
 from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules, differences
 from eventpub.ops.sides import (
     KINDS,
@@ -36,7 +36,6 @@ from eventpub.publisher.workers import MOST_EVENTS
 from eventpub.sink.reading import Place
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.terminal import counted
 
 _SECONDS_BETWEEN = 0.2
 
