@@ -259,9 +259,9 @@ class Rows:
 
     def table(self) -> pa.Table:
         columns = np.array(self._numbers, np.int64).reshape(-1, len(_NUMBERS)).T
-        texts = {"id": self._ids, "note": [*map(self._notes.get, range(len(self._ids)))]}
-        texts = {name: pa.array(values, pa.string()) for name, values in texts.items()}
-        return pa.table(texts | dict(zip(_NUMBERS, columns, strict=True)))
+        ids = pa.array(self._ids, pa.string())
+        notes = pa.array([*map(self._notes.get, range(len(self._ids)))], pa.string())
+        return pa.table({"id": ids, "note": notes} | dict(zip(_NUMBERS, columns, strict=True)))
 
 
 def _micros(time: bytes | None) -> int:
