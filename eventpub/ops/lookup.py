@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import starmap
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_gap
 from eventpub.sink.reading import Message, Place, own_records, read_committed
 from eventpub.sink.topics import list_offsets, offsets_at, partition_counts
+from eventpub.sources.base import RowSeen
 from eventpub.sources.mysql import EventStore
 from eventpub.times import format_time
 
@@ -32,31 +33,24 @@ def with_times(of: Any) -> dict[str, Any]:
     return {k: format_time(v) if k in _TIMES and v is not None else v for k, v in fields}
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A row of the event table; `create_time` is µs, or None if invalid."""
-
-    create_time: int | None
-    event_type: str
-    payload_bytes: int | None
-    others: tuple[Stored, ...] = ()
-
-
-def shown_row(row: Stored) -> dict[str, Any]:
-    return with_times(row) | {"others": [shown_row(other) for other in row.others]}
+def shown_rows(rows: Sequence[RowSeen]) -> dict[str, Any] | None:
+    """The first row of a version, and the others that it should not have."""
+    shown = [with_times(row) for row in rows]
+    for row in shown:
+        del row["version"]
+    return shown[0] | {"others": shown[1:]} if shown else None
 
 
 def stored_rows(
     store: EventStore, aggregate_id: str, versions: list[int]
-) -> tuple[dict[int, Stored], int | None]:
+) -> tuple[dict[int, list[RowSeen]], int | None]:
     """The rows of some versions, and the oldest time among them and the row below, or None."""
     if not versions:
         return {}, None
     rows = store.seen(VersionRange(aggregate_id, versions[0], versions[-1]))
-    stored: dict[int, Stored] = {}
-    for r in rows:
-        row, first = Stored(r.create_time, r.event_type, r.payload_bytes), stored.get(r.version)
-        stored[r.version] = row if first is None else replace(first, others=(*first.others, row))
+    stored: dict[int, list[RowSeen]] = {}
+    for row in rows:
+        stored.setdefault(row.version, []).append(row)
     if len(stored) < len(versions):
         below = VersionRange(aggregate_id, LOWEST, versions[0] - 1)
         for version in store.versions(below, 1, highest=True):

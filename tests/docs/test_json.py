@@ -15,9 +15,10 @@ from eventpub.channel import Request
 from eventpub.cli import main
 from eventpub.ops.dead import Letter, Letters
 from eventpub.ops.gaps import Gaps
-from eventpub.ops.lookup import Found, Stored
+from eventpub.ops.lookup import Found
 from eventpub.ops.status import Standing
 from eventpub.ops.trace import Trace, Traced
+from eventpub.sources.base import RowSeen
 from tests.docs.pages import ROOT
 from tests.in_process import commands_run_in
 from tests.ops.documents import document
@@ -51,7 +52,7 @@ def _answers(tmp_path: Path) -> Iterator[None]:
         "SINK__TOPIC": "orders.events",
     }
     request = Request("1", "skip", "a", 1, 1)
-    traced = Traced(1, "published", "", Stored(1, "Placed", 2), (RECORD,), HOLD, SKIP)
+    traced = Traced(1, "published", "", [RowSeen(1, 1, "Placed", 2)], (RECORD,), HOLD, SKIP)
     found: dict[str, Any] = {
         "status.find": Standing("running", document()),
         "gaps.find": Gaps([HOLD], 1, [(SKIP, True)], 1, [request]),
