@@ -98,7 +98,7 @@ class Request:
     Attributes:
         action: "retry" looks for missing versions now; "skip" gives up the open gap; "list" shows
             holds and versions missing from skips; "publish" publishes a row not on the topic.
-        aggregate_id: "" to list all.
+        aggregate_id: of all but "list".
         version: the row's to publish, or the first to skip; None: skips none.
         to_version: the last to skip; None: up to the first present one.
         searched: of "publish": per partition, the offset up to which the event was not found. The

@@ -150,3 +150,12 @@ class Check:
     def wrong(cls, name: str, error: EventpubError) -> Check:
         message = error.message if error.where is None else f"{error.message} ({error.where})"
         return cls(name, "wrong", message, error.suggestion, error.code)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``1 event``, ``2 events``, ``1,000 events``; the default of `many` is `one` with an "s"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def named_versions(first: int, last: int) -> str:
+    return f"version {first}" if first == last else f"versions {first} to {last}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventpub.terminal import counted
+from eventpub.errors import counted
 
 
 @pytest.mark.parametrize(

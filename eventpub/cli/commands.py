@@ -13,8 +13,7 @@ import click
 import eventpub
 from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
 from eventpub.cli.output import STYLES, Line, Part, Report, Span, Table, facts, notes
-from eventpub.errors import ConfigError
-from eventpub.terminal import counted
+from eventpub.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from eventpub.config import Config
@@ -52,8 +51,6 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
     """
     from eventpub.ops import init as making
 
-    if not force:
-        making.require_absent(output)
     if url is not None:
         request.overrides["store.url"] = url
     loaded = request.load(

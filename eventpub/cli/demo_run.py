@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from eventpub.cli import live
 from eventpub.cli.events import compare, report
-from eventpub.cli.output import Line, Report, Stopped
+from eventpub.cli.output import Line, Report, Stopped, can_redraw
 from eventpub.cli.terminal import in_place
 from eventpub.config import Config
-from eventpub.terminal import can_redraw
 
 if TYPE_CHECKING:
     from eventpub.coordinator.progress import Progress

@@ -9,20 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import configured, limited, reads_topics, time
-from eventpub.cli.output import Part, Report, Table, end_if_asked, facts, notes, table
-from eventpub.terminal import counted, printable
+from eventpub.cli.options import Command, configured, limited, reads_topics, time
+from eventpub.cli.output import Part, Report, Table, end_if_asked, facts, notes, printable, table
+from eventpub.errors import counted
 from eventpub.times import format_time
 
 if TYPE_CHECKING:
     from eventpub.config import Config
     from eventpub.ops.dead import Letters
-    from eventpub.ops.verdict import Progress, Verdict
+    from eventpub.ops.sides import Verdict
+    from eventpub.ops.verify import Progress
 
 _KEYS = (
     "app.id", "app.state_dir", "store.url", "store.table",
     "sink.bootstrap_servers", "sink.topic", "ops.log",
 )  # fmt: skip
+
+
+def _of_event(command: Command) -> Command:
+    command = reads_topics(configured(*_KEYS)(command))
+    command = click.argument("version", type=int)(command)
+    return click.argument("aggregate_id", metavar="ID")(command)
 
 
 @click.group()
@@ -73,10 +80,7 @@ def _in_words(letter: dict[str, Any]) -> dict[str, str]:
 
 
 @dead.command("show")
-@click.argument("aggregate_id", metavar="ID")
-@click.argument("version", type=int)
-@reads_topics
-@configured(*_KEYS)
+@_of_event
 def dead_show(config: Config, aggregate_id: str, version: int, timeout: float) -> Report:
     """Show the newest dead letter of a row: reason, place, headers, the payload's first bytes."""
     from eventpub.ops import dead as letters
@@ -119,10 +123,7 @@ _OUTCOMES = {
 
 
 @dead.command("retry")
-@click.argument("aggregate_id", metavar="ID")
-@click.argument("version", type=int)
-@reads_topics
-@configured(*_KEYS)
+@_of_event
 def dead_retry(config: Config, aggregate_id: str, version: int, timeout: float) -> Report:
     """Publish a refused row as it is in the table now, marked as late.
 
@@ -142,10 +143,7 @@ def dead_retry(config: Config, aggregate_id: str, version: int, timeout: float) 
 
 
 @click.command()
-@click.argument("aggregate_id", metavar="ID")
-@click.argument("version", type=int)
-@reads_topics
-@configured(*_KEYS)
+@_of_event
 def publish(config: Config, aggregate_id: str, version: int, timeout: float) -> Report:
     """Publish a row that is not on the topic, whatever its create_time says.
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from eventpub.cli.output import Report, end_if_asked
+from eventpub.cli.output import Report, can_redraw, end_if_asked, for_people
 from eventpub.config import Config, format_time
 from eventpub.coordinator.progress import Rate
-from eventpub.terminal import can_redraw, counted, for_people
+from eventpub.errors import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +28,6 @@ COUNTERS = (
     "published", "backtracked", "gaps_opened", "gaps_filled", "gaps_skipped", "duplicates", "late",
     "dead", "conflicts", "recount_found", "without_identity",
 )  # fmt: skip
-LABELS = {"duplicates": "rows read again and dropped"}
 
 _WARNINGS = {
     "late": "events arrived after their gap had been skipped",

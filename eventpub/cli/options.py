@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from eventpub.cli.output import for_people
 from eventpub.times import parse_time
 
 if TYPE_CHECKING:
@@ -156,8 +157,6 @@ def reads_topics(command: Command) -> Command:
 
 
 def agrees(question: str) -> bool:
-    from eventpub.terminal import for_people
-
     return is_somebody_there() and click.confirm(for_people(question), err=True)
 
 

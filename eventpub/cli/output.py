@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,8 +26,7 @@ import click
 
 from eventpub import log
 from eventpub.errors import ConfigError, EventpubError, find_marked, words_of
-from eventpub.masking import mask_all
-from eventpub.terminal import for_people
+from eventpub.masking import mask, mask_all
 from eventpub.times import format_time
 
 DONE = 0
@@ -36,6 +36,27 @@ UNEXPECTED = 70
 """sysexits.h's EX_SOFTWARE; 1 would mean that the answer is no."""
 READER_GONE = 128 + signal.SIGPIPE
 """Like a process killed by SIGPIPE."""
+
+CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb]"
+)
+"""Characters that move the cursor, colour, ring or reorder text; not newlines and tabs."""
+
+
+def can_redraw() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
+
+
+def printable(text: str) -> str:
+    return CONTROLS.sub(lambda found: escaped(found[0]), text)
+
+
+def escaped(character: str) -> str:
+    return f"\\x{ord(character):02x}" if character < "\u0100" else f"\\u{ord(character):04x}"
+
+
+def for_people(text: str) -> str:
+    return printable(mask(text))
 
 
 Span: TypeAlias = str | tuple[str, str]

@@ -8,7 +8,7 @@ import click
 
 from eventpub.cli.options import agrees, configured, limited
 from eventpub.cli.output import Part, Report, age, facts, table
-from eventpub.terminal import counted, named_versions
+from eventpub.errors import counted, named_versions
 
 if TYPE_CHECKING:
     from eventpub.config import Config
@@ -131,7 +131,7 @@ def resume(config: Config) -> Report:
 def _set_paused(config: Config, *, is_paused: bool) -> Report:
     from eventpub.ops import status as ops
 
-    outcome = ops.pause(config, is_paused=is_paused)
+    outcome, error = ops.pause(config, is_paused=is_paused)
     words = {
         "paused": "paused: nothing is published until eventpub resume",
         "resumed": "events are published again",
@@ -139,11 +139,10 @@ def _set_paused(config: Config, *, is_paused: bool) -> Report:
         + ("paused" if is_paused else "without a pause"),
         "no answer": "the publisher is starting, or does not answer; it may act on it later: see"
         " eventpub status",
-        "not written": outcome.error,
+        "not written": error,
         "in work": "paused, but transactions are still in progress: see eventpub status",
     }
-    result = {"outcome": outcome.outcome}
-    return Report(outcome.is_done, words[outcome.outcome], result)
+    return Report(outcome in ops.PAUSED, words[outcome], {"outcome": outcome})
 
 
 _COLUMNS = {

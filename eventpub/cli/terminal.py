@@ -23,8 +23,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from eventpub.cli.output import Line, Part, Span
-from eventpub.terminal import can_redraw, for_people
+from eventpub.cli.output import Line, Part, Span, can_redraw, for_people
 
 _SECONDS_BETWEEN_LINES = 10.0
 _BAR_WIDTH = 40

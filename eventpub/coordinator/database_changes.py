@@ -20,12 +20,11 @@ from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.events import Do, Reassign, Sampled, TableChecked, warning
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
-from eventpub.errors import StoreError
+from eventpub.errors import StoreError, counted
 from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
 from eventpub.sources.mysql.values import writers_zone
-from eventpub.terminal import counted
 
 SAMPLE = 20
 """Rows of a sample: the highest ids, or the youngest rows of a table without ids."""

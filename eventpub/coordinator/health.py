@@ -22,8 +22,7 @@ from typing import Literal
 from eventpub.channel import Ended, Folding, PartitionId, Report
 from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard, has_got_on
-from eventpub.errors import EventpubError
-from eventpub.terminal import counted
+from eventpub.errors import EventpubError, counted
 
 SILENT_AFTER = 15.0
 

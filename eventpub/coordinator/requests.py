@@ -84,7 +84,7 @@ class Requests:
         return None if pending is None else pending.request
 
     def _of(self, request: Request) -> list[Shard]:
-        if request.action == "list" and not request.aggregate_id:
+        if request.action == "list":
             return list(self._shards)
         partition = topic_partition(request.aggregate_id, self._partitions)
         return [self._shards[partition % len(self._shards)]]

@@ -14,10 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from eventpub.ops.sides import Sides
-from eventpub.ops.topic import DEAD, DIVERTED, EVENT, FAULTS, GAP, LATE, LEFT_OUT
-from eventpub.ops.verdict import SHOWN, Difference, Verdict
-from eventpub.terminal import named_versions
+from eventpub.errors import named_versions
+from eventpub.ops.sides import SHOWN, Difference, Sides, Verdict
+from eventpub.ops.topic import DEAD, DIVERTED, EVENT, FAULTS, FOREIGN, GAP, LATE, LEFT_OUT, NO_TIME
 
 MOST_LOOKED_UP = 10_000
 """Most differing events that are looked up again in the store."""
@@ -42,14 +41,6 @@ class Rules:
     clock_changes: Collection[tuple[int, int]] = ()
     first_version: int = 1
     held_since: int | None = None
-
-
-def compare(sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> None:
-    """Compare both sides in the verdict's range, and add the differences to the verdict.
-
-    `look_up` asks the store again for events that were absent when it was read.
-    """
-    _Comparison(sides, verdict, rules, look_up).run()
 
 
 def differences(sides: Sides, kind: str, most: int | None = None) -> Iterator[Difference]:
@@ -159,6 +150,7 @@ _AWAITED = f"""
 WITH known AS (
     SELECT id, version FROM s
     UNION SELECT id, CASE kind WHEN {GAP} THEN to_version ELSE version END FROM t
+    WHERE kind <> {FOREIGN}
 )
 SELECT absent.id, absent.version, create_time, known.version
 FROM absent ASOF LEFT JOIN known ON known.id = absent.id AND known.version < absent.version
@@ -168,7 +160,12 @@ WHERE why = 'missing' ORDER BY absent.id, absent.version
 _AT = 'id, version, create_time, partition, "offset"'
 
 
-class _Comparison:
+class Comparison:
+    """Compares both sides in the verdict's range, and adds the differences to the verdict.
+
+    `look_up` asks the store again for events that were absent when it was read.
+    """
+
     def __init__(self, sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> None:
         self._sides, self._verdict = sides, verdict
         self._rules, self._look_up = rules, look_up
@@ -194,7 +191,8 @@ class _Comparison:
         self._out_of_order()
         self._missing()
         for kind, count in self._run("SELECT kind, count(*) FROM difference GROUP BY kind"):
-            verdict.found(kind, count, list(differences(self._sides, kind, SHOWN)))
+            verdict.counts[kind] = count
+            verdict.examples[kind] = list(differences(self._sides, kind, SHOWN))
 
     def _run(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         return self._sides.database.execute(sql, values).fetchall()
@@ -253,6 +251,10 @@ class _Comparison:
             "DELETE FROM difference USING found WHERE kind = 'extra'"
             " AND difference.id = found.id AND difference.version = found.version",
             pa.table({"id": [i for i, _ in arrived], "version": [v for _, v in arrived]}),
+        )
+        self._find(
+            "extra",
+            f'SELECT id, NULL, {NO_TIME}, partition, "offset", note FROM t WHERE kind = {FOREIGN}',
         )
 
     def _out_of_order(self) -> None:

@@ -13,18 +13,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from eventpub.admission.model import CONFLICT
+from eventpub.admission.model import CONFLICT, VersionRange
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.ops.asking import ask_shards
-from eventpub.ops.lookup import OwnTopics
+from eventpub.ops.lookup import Found, Key, OwnTopics, found_in
 from eventpub.sink import records
-from eventpub.sink.reading import Message
 from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 
-Key: TypeAlias = tuple[str, int]
 Event: TypeAlias = tuple[str | int | None, ...]
 
 PUBLISHED = {"published", "published before"}
@@ -32,7 +30,6 @@ PUBLISHED = {"published", "published before"}
 
 OF_ANOTHER = CONFLICT
 """Reason of rows whose version was published with another row."""
-_FIRST_BYTES = 512
 _SHOWN = (
     "aggregate_id", "version", "reason", "payload_bytes", "partition", "offset", "in_store",
     "is_searched", "is_last",
@@ -40,43 +37,27 @@ _SHOWN = (
 
 
 @dataclass(frozen=True)
-class Letter:
+class Letter(Found):
     """A record of `<topic>.dead`.
 
     Attributes:
-        aggregate_id, version: of the row; None: it has no usable one.
-        payload_bytes: size of the row's payload; None: NULL.
         published: partition and offset where it was published since; None: not, or unknown.
         is_searched: the topic was searched to its end.
         is_last: no later letter is of the same row.
     """
 
-    aggregate_id: str | None
-    version: int | None
-    reason: str
-    partition: int
-    offset: int
-    timestamp: int
-    headers: dict[str, str]
-    payload_bytes: int | None
-    first_bytes: bytes
     in_store: bool | None = None
     published: tuple[int, int] | None = None
     is_searched: bool = False
     is_last: bool = True
 
     @property
-    def key(self) -> Key | None:
-        if self.aggregate_id is None or self.version is None:
-            return None
-        return self.aggregate_id, self.version
-
-    @property
     def event(self) -> Event:
         """Distinguishes rows of one version; only the key for a row that a retry may change."""
         if self.key is None:
             return self.partition, self.offset
-        names = () if self.reason.startswith(records.REFUSED) else (records.TIME, records.CONTENT)
+        is_of_time = not (self.reason or "").startswith(records.REFUSED)
+        names = (records.TIME, records.CONTENT) if is_of_time else ()
         return self.aggregate_id, self.version, *(self.headers.get(name) for name in names)
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +126,7 @@ def retry(
     if not found.newest:
         return "no dead letter" if found.is_whole else "not searched", None
     letter = found.newest[0]
-    if letter.reason.startswith(OF_ANOTHER):
+    if (letter.reason or "").startswith(OF_ANOTHER):
         return "another event has its version", letter
     if not StateDir(config.app.state_dir).is_running():
         return "not running", letter
@@ -158,14 +139,13 @@ def retry(
 
 def _read(config: Config, only: Key | None, limit: int, until: float) -> Letters:
     topics, count = OwnTopics(config, until), 0
-    places = topics.places(config.sink.dead_topic)
     rows: set[int] = set()  # 64-bit hashes: small, and enough to count by
 
     def letters() -> Iterator[Letter]:
         nonlocal count
-        for message, headers in topics.read(dict.fromkeys(places, 0)):
-            letter = None if records.REASON not in headers else _letter(message, headers)
-            if letter is not None and only in {None, letter.key}:
+        for found in topics.letters():
+            letter = Letter(**vars(found))
+            if letter.reason is not None and only in {None, letter.key}:
                 count += 1
                 rows.add(hash(letter.event))
                 yield letter
@@ -174,30 +154,6 @@ def _read(config: Config, only: Key | None, limit: int, until: float) -> Letters
     last = {letter.event: letter for letter in reversed(newest)}
     marked = [replace(letter, is_last=last[letter.event] is letter) for letter in newest]
     return Letters(count, len(rows), marked, not topics.unread)
-
-
-def _letter(message: Message, headers: dict[str, bytes | None]) -> Letter:
-    texts = {n: (v or b"").decode(errors="replace") for n, v in headers.items()}
-    key, value = message.key(), message.value()
-    try:
-        version = int(texts[records.SEQUENCE])
-    except (KeyError, ValueError):
-        version = None
-    if "eventpub_payload_bytes" in texts:
-        size: int | None = int(texts["eventpub_payload_bytes"])
-    else:
-        size = None if value is None else len(value)
-    return Letter(
-        None if key is None else key.decode(errors="replace"),
-        version,
-        texts[records.REASON],
-        message.partition(),
-        message.offset(),
-        message.timestamp()[1],
-        texts,
-        size,
-        (value or b"")[:_FIRST_BYTES],
-    )
 
 
 def _since(letter: Letter) -> int:
@@ -221,13 +177,11 @@ def publish(
     """
     key = (aggregate_id, version)
     with readable_store(config) as store:
-        batches = list(store.below([(aggregate_id, version + 1)], 1))
-    times = [
-        row["create_time"] for b in batches for row in b.to_pylist() if row["version"] == version
-    ]
+        rows = store.seen(VersionRange(aggregate_id, version, version))
+    times = [row.create_time // 1000 for row in rows if row.create_time is not None]
     if not times:
         return "not in the store"
-    first = max(0, times[0] // 1000 if since is None else min(times[0] // 1000, since))
+    first = max(0, min(times) if since is None else min(*times, since))
     found, searched, topics = search_topic(config, {key}, first, time.monotonic() + timeout)
     if key in found:
         return "published before"
@@ -265,10 +219,9 @@ def search_topic(
     found: dict[Key | Event, tuple[int, int]] = {}
     keys = {aggregate_id for aggregate_id, _ in wanted}
     for message, headers in topics.read(starts, ends=ends, keys=keys):
-        sequence = headers.get(records.SEQUENCE) or b""
-        key = (message.key().decode(), int(sequence) if sequence.isdigit() else -1)
-        if key in wanted:
+        record = found_in(message, headers)
+        if record.key is not None and record.key in wanted:
             content = records.content_of_record(headers, message.value()).hex()
-            event = *key, (headers.get(records.TIME) or b"").decode(errors="replace"), content
-            found[key] = found[event] = message.partition(), message.offset()
+            event = *record.key, record.headers.get(records.TIME, ""), content
+            found[record.key] = found[event] = record.partition, record.offset
     return found, tuple(ends[place] for place in places), topics

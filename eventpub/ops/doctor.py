@@ -51,9 +51,8 @@ def _guarded(part: tuple[str, Callable[[], Iterable[Check]]]) -> list[Check]:
     name, checks = part
     try:
         return list(checks())
-    except EventpubError as e:
-        message = e.message if e.where is None else f"{e.message} ({e.where})"
-        return [Check(name, "wrong", message, e.suggestion, e.code)]
+    except EventpubError as error:
+        return [Check.wrong(name, error)]
 
 
 _OF_STORE = "columns, indexes, identity, time zone and clock, open transactions"

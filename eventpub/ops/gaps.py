@@ -9,7 +9,6 @@ import heapq
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from eventpub.index import Pending, glance
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.ops.lookup import OwnTopics, with_times
 from eventpub.ops.status import kind_without_answer
-from eventpub.sink.encoder import read_gap
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 
@@ -83,15 +81,13 @@ def find(config: Config, limit: int) -> Gaps:
 
 
 def _recorded(config: Config, limit: int) -> tuple[list[SkippedGap], int]:
-    topics, count = OwnTopics(config), 0
-    places = topics.places(config.sink.gaps_topic)
+    count = 0
 
     def skips() -> Iterator[SkippedGap]:
         nonlocal count
-        for message, _ in topics.read(dict.fromkeys(places, 0)):
-            with suppress(ValueError):
-                yield read_gap(message.value() or b"")
-                count += 1
+        for gap in OwnTopics(config).skips():
+            yield gap
+            count += 1
 
     latest = heapq.nlargest(limit, skips(), lambda gap: gap.skipped_at)
     return latest, count
@@ -128,7 +124,7 @@ def pending(
 
 
 def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
-    """The versions that a skip of an aggregate's open gap would give up; None: it has no hold."""
+    """The versions that a skip of an aggregate's open gap would give up; None: none is missing."""
     state = StateDir(config.app.state_dir)
     found, _ = pending(config, state, 0, (aggregate_id,))
     if not found.holds:
@@ -137,7 +133,9 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
         return missing_versions(store, found.holds[0])
 
 
-def missing_versions(store: EventStore, hold: Hold) -> tuple[int, int]:
+def missing_versions(store: EventStore, hold: Hold) -> tuple[int, int] | None:
+    if hold.catching_up:
+        return None
     above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
     there = store.versions(above, 1)
     return hold.first_missing, min(there, default=hold.seen) - 1

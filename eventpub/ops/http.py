@@ -1,34 +1,34 @@
-"""HTTP servers: at `ops.http` for browsers and Prometheus, on a socket for the command line.
+"""The HTTP server of the pages: requests and replies, and who may ask.
 
-Slow, silent or malicious clients cannot block others, and use a bounded number of threads.
+Slow, silent or malicious clients cannot block others, and use a bounded number of threads. A page
+refuses with `RefusedError`.
 """
 
 from __future__ import annotations
 
+import hmac
+import json
 import select
 import socket
 import threading
 import time
-from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address
 from socketserver import BaseServer, TCPServer, ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import structlog
 
-from eventpub.config import Config
-from eventpub.errors import ConfigError
-from eventpub.ops.pages import Site, Source, sample
-from eventpub.ops.replies import Asked, Reply, line
-from eventpub.state import StateDir
+from eventpub.config import Ops
+from eventpub.errors import EventpubError
+from eventpub.masking import current, mask, mask_all
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
-
-HISTORY_SAMPLES = 900
-"""One a second."""
 
 MOST_CONNECTIONS = 64
 """One more closes the oldest: liveness probes get through, and file descriptors stay bounded."""
@@ -42,65 +42,167 @@ _MOST_BODY = 64 * 1024 * 1024
 _ENDS_WITHIN = 0.3
 """Seconds between two checks for shutdown."""
 
+_REFUSED_AFTER = 1.0
+"""Seconds by which the answer to a wrong token is delayed."""
+_REFUSED_EVERY = 10.0
+"""Seconds between two log lines about wrong tokens."""
 
-class Pages:
-    def __init__(self, config: Config, source: Source, state: StateDir) -> None:
-        self._config = config
-        self._state = state
-        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_SAMPLES)
-        self._site = Site(config, source, self._history)
-        self._local: Listener | None = None
-        self._public: Listener | None = None
+_LISTS_EVERY = 2.0
+"""Seconds between two lists of one kind, however many clients request it."""
+_MOST_WAITING = 16
+"""Clients that may wait for one list; each holds a thread while shards do not answer."""
 
-    def begin(self) -> None:
-        """Serve the command line, and others where an address is configured.
+_SAFE = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 
-        Raises ops.http_address if a configured address is unavailable; the default one is only
-        logged.
+
+@dataclass(frozen=True)
+class Asked:
+    """A request; header names are in lower case. `wait` ends early when the client is gone."""
+
+    method: str
+    path: str
+    parameters: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    client: str = "unknown"
+    is_local: bool = False
+    body: bytes = b""
+    wait: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    body: bytes
+    content_type: str
+
+
+def line(text: str, status: int) -> Reply:
+    return Reply(status, f"{mask(text)}\n".encode(), "text/plain; charset=utf-8")
+
+
+def json_reply(data: Any, status: int = 200) -> Reply:
+    text = json.dumps(mask_all(data), ensure_ascii=False, separators=(",", ":"))
+    return Reply(status, text.encode(errors="replace"), "application/json")
+
+
+class RefusedError(Exception):
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+
+def refused(text: str, status: int) -> RefusedError:
+    return RefusedError(json_reply({"error": text}, status))
+
+
+def no_page() -> RefusedError:
+    return refused("there is no such page", 404)
+
+
+def reply_to(error: RefusedError | EventpubError) -> Reply:
+    if isinstance(error, RefusedError):
+        return error.reply
+    status = 409 if error.code == "run.paused" else 503
+    return json_reply({"error": f"{error.code}: {error.message}", "code": error.code}, status)
+
+
+def body_of(asked: Asked) -> dict[str, Any]:
+    try:
+        given = json.loads(asked.body or b"{}")
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise refused("the body is not a JSON object", 400)
+    return given
+
+
+class Guard:
+    def __init__(self, ops: Ops) -> None:
+        self._names = _names(ops.http)
+        self._token = ops.token
+        self._refused = 0
+        self._refused_at = float("-inf")
+
+    def require_own_page(self, asked: Asked) -> None:
+        """Refuse requests that a browser sends for another site's page.
+
+        On loopback only this machine's names are answered (DNS rebinding); another Origin is
+        refused everywhere, whatever its token. X-Forwarded-Host is the host before a proxy.
         """
+        host, origin = asked.headers.get("host", ""), asked.headers.get("origin")
         try:
-            self._local = Listener(self._state.listen(), self._site, is_local=True)
-        except OSError as error:
+            name = urlsplit(f"//{host}").hostname
+            site = None if origin is None else urlsplit(origin).netloc
+        except ValueError:
+            name, site = None, ""
+        if self._names is not None and name not in self._names:
+            raise RefusedError(line("no page for this Host", 400))
+        if site is not None and site not in {host, asked.headers.get("x-forwarded-host")}:
+            raise RefusedError(line("requests from other sites are refused", 403))
+
+    def require_token(self, asked: Asked) -> None:
+        if self._token is None:
+            raise refused("actions are off: ops.token is not set", 403)
+        given = asked.headers.get("authorization", "").removeprefix("Bearer ")
+        wanted = current(self._token.get_secret_value())
+        if not hmac.compare_digest(given.encode(errors="replace"), wanted.encode()):
+            self._refuse(asked)
+            raise refused("the token is not ops.token", 401)
+
+    def _refuse(self, asked: Asked) -> None:
+        """Log a wrong token, at most every 10 s, and delay the answer."""
+        self._refused += 1
+        if time.monotonic() - self._refused_at >= _REFUSED_EVERY:
+            self._refused_at = time.monotonic()
             log.warning(
-                "commands cannot reach this publisher: its state directory takes no socket",
-                socket=str(self._state.socket_file),
-                error=error.strerror or str(error),
+                "an action was refused: the token is not ops.token",
+                client=asked.client,
+                path=asked.path,
+                refused=self._refused,
             )
-        address = self._config.ops.http
-        if not address:
-            return
+        asked.wait(_REFUSED_AFTER)
+
+
+def _names(address: str) -> set[str] | None:
+    """The names of this machine at which an address answers; None: any."""
+    host = address.rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        host = "localhost" if ip_address(host).is_loopback else host
+    return {"127.0.0.1", "::1", "localhost"} if host == "localhost" else None
+
+
+class CachedList:
+    """A cached list; recomputed at most so often that computing takes `share` of the time."""
+
+    def __init__(self, make: Callable[[], Reply], share: float) -> None:
+        self._make, self._share = make, share
+        self._places = threading.BoundedSemaphore(_MOST_WAITING)
+        self._making = threading.Lock()
+        self._again = 0.0
+        self._last = json_reply({})
+
+    def get(self) -> Reply:
+        if not self._places.acquire(blocking=False):
+            raise refused("too many requests for this list at once", 503)
         try:
-            self._public = Listener(_listen(address), self._site)
-        except OSError as error:
-            why = error.strerror or str(error)
-            if "http" in self._config.ops.model_fields_set:
-                raise ConfigError(
-                    "ops.http_address",
-                    f"cannot listen on {address}: {why}",
-                    where="ops.http",
-                    suggestion="another process has it: give each publisher one of its own, or"
-                    " set ops.http = '' for none",
-                ) from error
-            log.warning(
-                "no metrics, health and dashboard: set ops.http", address=address, error=why
-            )
-            return
-        log.info("metrics, health and dashboard", address=f"http://{self.address}")
-
-    @property
-    def address(self) -> str:
-        return "" if self._public is None else self._public.address
-
-    def sample(self, status: dict[str, Any]) -> None:
-        if self._public is not None:
-            self._history.append(sample(status))
-
-    def end(self) -> None:
-        for listener in (self._public, self._local):
-            if listener is not None:
-                listener.end()
-        with suppress(OSError):  # the directory is gone, or read-only
-            self._state.socket_file.unlink()
+            with self._making:
+                began, took = time.monotonic(), 0.0
+                if began < self._again:
+                    return self._last
+                try:
+                    self._last = self._make()
+                    took = time.monotonic() - began
+                except (RefusedError, EventpubError) as error:
+                    self._last = reply_to(error)
+                self._again = time.monotonic() + max(_LISTS_EVERY, took / self._share)
+                return self._last
+        finally:
+            self._places.release()
 
 
 class Listener(ThreadingMixIn, TCPServer):
@@ -109,11 +211,13 @@ class Listener(ThreadingMixIn, TCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listening: socket.socket, site: Site, *, is_local: bool = False) -> None:
+    def __init__(
+        self, listening: socket.socket, answer: Callable[[Asked], Reply], *, is_local: bool = False
+    ) -> None:
         BaseServer.__init__(self, listening.getsockname(), _Handler)
         listening.settimeout(_ENDS_WITHIN)  # or `accept` blocks when a client has already gone
         self.socket = listening
-        self.site = site
+        self.answer = answer
         self.is_local = is_local
         self._open: dict[Any, None] = {}
         self._guard = threading.Lock()
@@ -170,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Listener
 
     def do_GET(self) -> None:
-        reply = self.server.site.answer(
+        reply = self.server.answer(
             Asked(
                 self.command,
                 *_parts(self.path),
@@ -202,8 +306,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, reply: Reply) -> None:
         self.send_response_only(reply.status)
-        for name, value in reply.headers.items():
+        for name, value in _SAFE.items():
             self.send_header(name, value)
+        self.send_header("Content-Type", reply.content_type)
         self.send_header("Content-Length", str(len(reply.body)))
         if self.close_connection:
             self.send_header("Connection", "close")
@@ -230,7 +335,7 @@ def _parts(target: str) -> tuple[str, dict[str, str]]:
     return ("" if parts.netloc else parts.path), found
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
+from itertools import starmap
+from typing import Any, TypeAlias
 
 from eventpub.admission.model import SkippedGap, VersionRange
 from eventpub.config import Config
@@ -15,11 +16,15 @@ from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_gap
 from eventpub.sink.reading import Message, Place, own_records, read_committed
 from eventpub.sink.topics import list_offsets, offsets_at, partition_counts
+from eventpub.sources.base import RowSeen
 from eventpub.sources.mysql import EventStore
 from eventpub.times import format_time
 
+Key: TypeAlias = tuple[str, int]
+
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 _YEAR_3000 = 32_503_680_000_000
+_FIRST_BYTES = 512
 _TIMES = {"first_seen", "next_attempt", "since", "skipped_at", "create_time"}
 
 
@@ -28,31 +33,24 @@ def with_times(of: Any) -> dict[str, Any]:
     return {k: format_time(v) if k in _TIMES and v is not None else v for k, v in fields}
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A row of the event table; `create_time` is µs, or None if invalid."""
-
-    create_time: int | None
-    event_type: str
-    payload_bytes: int | None
-    others: tuple[Stored, ...] = ()
-
-
-def shown_row(row: Stored) -> dict[str, Any]:
-    return with_times(row) | {"others": [shown_row(other) for other in row.others]}
+def shown_rows(rows: Sequence[RowSeen]) -> dict[str, Any] | None:
+    """The first row of a version, and the others that it should not have."""
+    shown = [with_times(row) for row in rows]
+    for row in shown:
+        del row["version"]
+    return shown[0] | {"others": shown[1:]} if shown else None
 
 
 def stored_rows(
     store: EventStore, aggregate_id: str, versions: list[int]
-) -> tuple[dict[int, Stored], int | None]:
+) -> tuple[dict[int, list[RowSeen]], int | None]:
     """The rows of some versions, and the oldest time among them and the row below, or None."""
     if not versions:
         return {}, None
     rows = store.seen(VersionRange(aggregate_id, versions[0], versions[-1]))
-    stored: dict[int, Stored] = {}
-    for r in rows:
-        row, first = Stored(r.create_time, r.event_type, r.payload_bytes), stored.get(r.version)
-        stored[r.version] = row if first is None else replace(first, others=(*first.others, row))
+    stored: dict[int, list[RowSeen]] = {}
+    for row in rows:
+        stored.setdefault(row.version, []).append(row)
     if len(stored) < len(versions):
         below = VersionRange(aggregate_id, LOWEST, versions[0] - 1)
         for version in store.versions(below, 1, highest=True):
@@ -63,18 +61,65 @@ def stored_rows(
 
 @dataclass(frozen=True)
 class Found:
+    """A record of a row on the publisher's topics: an event, or a dead letter.
+
+    Attributes:
+        aggregate_id, version: of the row; None: it has no usable one.
+        payload_bytes: size of the row's payload; None: NULL.
+    """
+
+    aggregate_id: str | None
+    version: int | None
     topic: str
     partition: int
     offset: int
     timestamp: int
-    is_late: bool = False
-    reason: str | None = None
+    headers: dict[str, str]
+    payload_bytes: int | None
+    first_bytes: bytes
+
+    @property
+    def key(self) -> Key | None:
+        if self.aggregate_id is None or self.version is None:
+            return None
+        return self.aggregate_id, self.version
+
+    @property
+    def is_late(self) -> bool:
+        return records.LATE in self.headers
+
+    @property
+    def reason(self) -> str | None:
+        """Why the row was refused; None: the record is an event."""
+        return self.headers.get(records.REASON)
+
+
+def found_in(message: Message, headers: dict[str, bytes | None]) -> Found:
+    texts = {n: (v or b"").decode(errors="replace") for n, v in headers.items()}
+    key, value = message.key(), message.value()
+    version, size = None, None if value is None else len(value)
+    with suppress(KeyError, ValueError):
+        version = int(texts[records.SEQUENCE])
+    with suppress(KeyError, ValueError):
+        size = int(texts["eventpub_payload_bytes"])
+    return Found(
+        None if key is None else key.decode(errors="replace"),
+        version,
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.timestamp()[1],
+        texts,
+        size,
+        (value or b"")[:_FIRST_BYTES],
+    )
 
 
 def shown_record(record: Found) -> dict[str, Any]:
     is_known = 0 <= record.timestamp < _YEAR_3000
+    names = ("topic", "partition", "offset", "is_late", "reason")
     timestamp = format_time(record.timestamp * 1000) if is_known else None
-    return asdict(record) | {"timestamp": timestamp}
+    return {name: getattr(record, name) for name in names} | {"timestamp": timestamp}
 
 
 class OwnTopics:
@@ -118,8 +163,18 @@ class OwnTopics:
             yield from own_records(reading, self._ids, wanted)
             self.unread |= reading.unread
 
+    def letters(self, keys: Collection[str] | None = None) -> Iterator[Found]:
+        places = self.places(self._sink.dead_topic)
+        return starmap(found_in, self.read(dict.fromkeys(places, 0), keys=keys))
 
-class Topics:
+    def skips(self, keys: Collection[str] | None = None) -> Iterator[SkippedGap]:
+        places = self.places(self._sink.gaps_topic)
+        for message, _ in self.read(dict.fromkeys(places, 0), keys=keys):
+            with suppress(ValueError):
+                yield read_gap(message.value() or b"")
+
+
+class Topics(OwnTopics):
     """The topics' records of one aggregate, as far as found in a limited time.
 
     Attributes:
@@ -127,19 +182,22 @@ class Topics:
     """
 
     def __init__(self, config: Config, aggregate_id: str, timeout: float) -> None:
-        self.own = OwnTopics(config, time.monotonic() + timeout)
-        self.partitions = len(self.own.places(config.sink.topic))
+        super().__init__(config, time.monotonic() + timeout)
+        self.partitions = len(self.places(config.sink.topic))
         self.by_version: dict[int, list[Found]] = {}
-        self.skips: list[SkippedGap] = []
-        self._sink = config.sink
+        self.own_skips: list[SkippedGap] = []
         self._aggregate_id = aggregate_id
         self._starts: dict[Place, int] = {}
 
     def read_sides(self) -> None:
-        places = self.own.places(self._sink.gaps_topic, self._sink.dead_topic)
-        self._read(dict.fromkeys(places, 0))
-        for letters in self.by_version.values():
-            letters.sort(key=lambda letter: letter.timestamp)
+        keys = [self._aggregate_id]
+        self.own_skips = list(self.skips(keys))
+        for letter in sorted(self.letters(keys), key=lambda letter: letter.timestamp):
+            self._add(letter)
+
+    def _add(self, found: Found) -> None:
+        if found.version is not None:
+            self.by_version.setdefault(found.version, []).append(found)
 
     def read_events(self, wanted: Collection[int] | None, oldest: int | None) -> None:
         """Read events until the `wanted` versions are found; None: all.
@@ -147,8 +205,8 @@ class Topics:
         Args:
             oldest: lower bound of their records' times, µs; None: unknown.
         """
-        places = self.own.places(self._sink.topic, self._sink.late_topic)
-        self._starts = self.own.starts(places, oldest and records.timestamp(oldest))
+        places = self.places(self._sink.topic, self._sink.late_topic)
+        self._starts = self.starts(places, oldest and records.timestamp(oldest))
         self._read(self._starts, wanted)
 
     def read_older_events(self, wanted: Collection[int]) -> None:
@@ -158,7 +216,7 @@ class Topics:
             self._read(dict.fromkeys(before, 0), wanted, before)
 
     def has_event(self, version: int) -> bool:
-        return any(f.topic != self._sink.dead_topic for f in self.by_version.get(version, ()))
+        return any(found.reason is None for found in self.by_version.get(version, ()))
 
     def _read(
         self,
@@ -166,32 +224,11 @@ class Topics:
         wanted: Collection[int] | None = None,
         ends: dict[Place, int] | None = None,
     ) -> None:
-        left = {version for version in wanted or () if not self.has_event(version)}
-        with closing(self.own.read(starts, ends=ends, keys=[self._aggregate_id])) as found:
-            for message, headers in found:
-                with suppress(KeyError, TypeError, ValueError):
-                    left.discard(self._take(message, headers, wanted))
+        left: set[int | None] = {v for v in wanted or () if not self.has_event(v)}
+        with closing(self.read(starts, ends=ends, keys=[self._aggregate_id])) as reading:
+            for found in starmap(found_in, reading):
+                if wanted is None or found.version in wanted:
+                    self._add(found)
+                    left.discard(found.version)
                 if wanted is not None and not left:
                     return
-
-    def _take(
-        self, message: Message, headers: dict[str, Any], wanted: Collection[int] | None
-    ) -> int | None:
-        if message.topic() == self._sink.gaps_topic:
-            self.skips.append(read_gap(message.value() or b""))
-            return None
-        version = int(headers[records.SEQUENCE])
-        if wanted is not None and version not in wanted:
-            return None
-        is_dead = message.topic() == self._sink.dead_topic
-        reason = headers.get(records.REASON) if is_dead else None
-        found = Found(
-            message.topic(),
-            message.partition(),
-            message.offset(),
-            message.timestamp()[1],
-            records.LATE in headers,
-            None if reason is None else reason.decode(errors="replace"),
-        )
-        self.by_version.setdefault(version, []).append(found)
-        return version

@@ -30,7 +30,6 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-import time
 import zipfile
 from collections import deque
 from collections.abc import Callable
@@ -44,28 +43,33 @@ from typing import Any, Literal, Protocol
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from eventpub.channel import MalformedError, Request, request_of
+from eventpub.channel import Request, request_of
 from eventpub.config import Config
 from eventpub.coordinator.status import is_ready
-from eventpub.errors import EventpubError
+from eventpub.errors import ConfigError, EventpubError, from_dict
 from eventpub.ops.dead import find as find_dead
 from eventpub.ops.gaps import find as find_gaps
-from eventpub.ops.metrics import exposition
-from eventpub.ops.replies import (
+from eventpub.ops.gaps import given_up
+from eventpub.ops.http import (
     Asked,
+    CachedList,
     Guard,
+    Listener,
     RefusedError,
     Reply,
     body_of,
     json_reply,
     line,
+    listen,
     no_page,
-    not_done,
     refused,
+    reply_to,
 )
+from eventpub.ops.metrics import exposition
 from eventpub.ops.status import not_lasting
 from eventpub.ops.trace import trace
 from eventpub.settings import effective
+from eventpub.state import StateDir
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
 
@@ -76,6 +80,9 @@ _FILES = {
     "/icon.svg": "image/svg+xml",
     "/d3.min.js": "text/javascript; charset=utf-8",
 }
+HISTORY_SAMPLES = 900
+"""One a second."""
+
 _LIST_TIMEOUT = 10.0
 _ACT_TIMEOUT = 30.0
 _MOST_SHOWN = 200
@@ -85,14 +92,10 @@ _RECORDED_WITHIN = 2.0
 """Seconds for finding dead letters that were published since."""
 _TRACED_WITHIN = 20.0
 
-_LISTS_EVERY = 2.0
-"""Seconds between two lists of one kind, however many clients request it."""
 _LISTS_SHARE = 0.02
 """Share of the shards' time for lists of open gaps."""
 _RECORDED_SHARE = 0.1
 """Share of one thread's time for reading skips and dead letters."""
-_MOST_WAITING = 16
-"""Clients that may wait for one list; each holds a thread while shards do not answer."""
 
 
 class Source(Protocol):
@@ -115,14 +118,18 @@ Endpoint = Callable[[Asked], Reply]
 Access = Literal["open", "token", "local"]
 
 
-class Site:
-    def __init__(self, config: Config, source: Source, history: deque[dict[str, Any]]) -> None:
-        self._config = config
-        self._source = source
+class Pages:
+    """Serves the command line on a socket in the state directory, and others at `ops.http`."""
+
+    def __init__(self, config: Config, source: Source, state: StateDir) -> None:
+        self._config, self._source, self._state = config, source, state
+        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_SAMPLES)
+        self._local: Listener | None = None
+        self._public: Listener | None = None
         self._guard = Guard(config.ops)
         self._lists = {
-            "/gaps": _List(self._list, _LISTS_SHARE),
-            "/recorded": _List(lambda: _answered(lambda: recorded(config)), _RECORDED_SHARE),
+            "/gaps": CachedList(self._list, _LISTS_SHARE),
+            "/recorded": CachedList(lambda: json_reply(recorded(config)), _RECORDED_SHARE),
         }
         self._tracing = threading.Lock()
         self._routes: dict[str, tuple[str, Access, Endpoint]] = {
@@ -130,11 +137,11 @@ class Site:
             "/readyz": ("GET", "open", self._readyz),
             "/metrics": ("GET", "open", self._metrics),
             "/status": ("GET", "open", self._status),
-            "/history": ("GET", "open", lambda _: json_reply(list(history))),
+            "/history": ("GET", "open", lambda _: json_reply(list(self.history))),
             "/config": ("GET", "open", lambda _: json_reply(effective(config))),
             "/gaps": ("GET", "open", self._gaps),
             "/recorded": ("GET", "open", lambda _: self._lists["/recorded"].get()),
-            "/gap": ("GET", "token", lambda asked: self._act(asked, "list")),
+            "/gap": ("GET", "token", self._gap),
             "/trace": ("GET", "token", self._trace),
             "/pause": ("POST", "token", lambda asked: self._set_paused(asked, True)),
             "/resume": ("POST", "token", lambda asked: self._set_paused(asked, False)),
@@ -144,11 +151,61 @@ class Site:
             "/withdraw": ("POST", "local", self._withdraw),
         }
 
+    def begin(self) -> None:
+        """Serve the command line, and others where an address is configured.
+
+        Raises ops.http_address if a configured address is unavailable; the default one is only
+        logged.
+        """
+        try:
+            self._local = Listener(self._state.listen(), self.answer, is_local=True)
+        except OSError as error:
+            log.warning(
+                "commands cannot reach this publisher: its state directory takes no socket",
+                socket=str(self._state.socket_file),
+                error=error.strerror or str(error),
+            )
+        address = self._config.ops.http
+        if not address:
+            return
+        try:
+            self._public = Listener(listen(address), self.answer)
+        except OSError as error:
+            why = error.strerror or str(error)
+            if "http" in self._config.ops.model_fields_set:
+                raise ConfigError(
+                    "ops.http_address",
+                    f"cannot listen on {address}: {why}",
+                    where="ops.http",
+                    suggestion="another process has it: give each publisher one of its own, or"
+                    " set ops.http = '' for none",
+                ) from error
+            log.warning(
+                "no metrics, health and dashboard: set ops.http", address=address, error=why
+            )
+            return
+        log.info("metrics, health and dashboard", address=f"http://{self.address}")
+
+    @property
+    def address(self) -> str:
+        return "" if self._public is None else self._public.address
+
+    def sample(self, status: dict[str, Any]) -> None:
+        if self._public is not None:
+            self.history.append(sample(status))
+
+    def end(self) -> None:
+        for listener in (self._public, self._local):
+            if listener is not None:
+                listener.end()
+        with suppress(OSError):  # the directory is gone, or read-only
+            self._state.socket_file.unlink()
+
     def answer(self, asked: Asked) -> Reply:
         try:
             return self._answer(asked)
-        except RefusedError as error:
-            return error.reply
+        except (RefusedError, EventpubError) as error:
+            return reply_to(error)
         except Exception as error:
             log.warning("a page failed", error=f"{type(error).__name__}: {error}", exc_info=error)
             return json_reply({"error": "the page failed; the publisher's log says why"}, 500)
@@ -191,14 +248,19 @@ class Site:
 
     def _list(self) -> Reply:
         request = Request(secrets.token_hex(8), "list", most=_MOST_SHOWN)
-        found = self._source.ask(request, _LIST_TIMEOUT)
-        if found["answers"] is None:
-            raise not_done(found["error"], "the shards have not answered in time")
-        answers = [json.loads(answer) for answer in found["answers"].values()]
+        answers = [json.loads(answer) for answer in self._ask(request, _LIST_TIMEOUT)]
         holds = [hold for answer in answers for hold in answer["holds"]]
         holds.sort(key=lambda hold: hold["first_seen"])
         count = sum(answer["count"] for answer in answers)
         return json_reply({"open": holds[:_MOST_SHOWN], "open_count": count})
+
+    def _ask(self, request: Request, timeout: float) -> list[str]:
+        found = self._source.ask(request, timeout)
+        if found["error"] is not None:
+            raise from_dict(found["error"])
+        if found["answers"] is None:
+            raise refused("the shard has not answered in time", 503)
+        return list(found["answers"].values())
 
     # -- what needs the token ----------------------------------------------------------------------
 
@@ -217,33 +279,26 @@ class Site:
             raise refused("another event is being traced; try again", 503)
         try:
             version = int(number) if number else None
-            return _answered(lambda: traced(self._config, given, version))
+            return json_reply(traced(self._config, given, version))
         finally:
             self._tracing.release()
 
-    def _act(self, asked: Asked, action: Literal["list", "retry", "skip"]) -> Reply:
-        given = asked.parameters
-        if not (aggregate_id := given.get("aggregate_id", "")):
-            raise refused("it needs aggregate_id", 400)
-        first = last = None
-        if action == "skip":
-            try:
-                first, last = int(given["from_version"]), int(given["to_version"])
-            except (KeyError, ValueError):
-                raise refused("it needs from_version and to_version, two numbers", 400) from None
-        request = Request(secrets.token_hex(8), action, aggregate_id, first, last)
-        try:
-            request_of(asdict(request))
-        except MalformedError:
-            raise refused("from_version and to_version must fit into 64 bits", 400) from None
-        found = self._source.ask(request, _ACT_TIMEOUT)
-        if found["answers"] is None:
-            raise not_done(found["error"], "the shard has not answered in time")
-        [answer] = found["answers"].values()
-        if action != "list":
-            return json_reply({"outcome": answer})
-        first, last = json.loads(answer)["gap"] or (None, None)
+    def _gap(self, asked: Asked) -> Reply:
+        first, last = given_up(self._config, _aggregate_id(asked)) or (None, None)
         return json_reply({"from_version": first, "to_version": last})
+
+    def _act(self, asked: Asked, action: Literal["retry", "skip"]) -> Reply:
+        aggregate_id, given = _aggregate_id(asked), asked.parameters
+        names = ("from_version", "to_version")
+        try:
+            first, last = (int(given[name]) if action == "skip" else None for name in names)
+            request = Request(secrets.token_hex(8), action, aggregate_id, first, last)
+            request_of(asdict(request))
+        except (KeyError, ValueError):
+            needs = "it needs from_version and to_version, two numbers of at most 64 bits"
+            raise refused(needs, 400) from None
+        [answer] = self._ask(request, _ACT_TIMEOUT)
+        return json_reply({"outcome": answer})
 
     # -- what the command line asks ----------------------------------------------------------------
 
@@ -251,10 +306,8 @@ class Site:
         given = body_of(asked)
         try:
             request, timeout = request_of(given["request"]), float(given["timeout"])
-        except MalformedError as error:
-            raise refused(str(error), 400) from None
-        except (LookupError, TypeError, ValueError):
-            raise refused("it needs a request and a timeout", 400) from None
+        except (LookupError, TypeError, ValueError) as error:
+            raise refused(f"it needs a request and a timeout: {error}", 400) from None
         return json_reply(self._source.ask(request, timeout))
 
     def _withdraw(self, asked: Asked) -> Reply:
@@ -262,33 +315,10 @@ class Site:
         return json_reply({})
 
 
-class _List:
-    """A cached list; recomputed at most so often that computing takes `share` of the time."""
-
-    def __init__(self, make: Callable[[], Reply], share: float) -> None:
-        self._make, self._share = make, share
-        self._places = threading.BoundedSemaphore(_MOST_WAITING)
-        self._making = threading.Lock()
-        self._again = 0.0
-        self._last = json_reply({})
-
-    def get(self) -> Reply:
-        if not self._places.acquire(blocking=False):
-            raise refused("too many requests for this list at once", 503)
-        try:
-            with self._making:
-                began, took = time.monotonic(), 0.0
-                if began < self._again:
-                    return self._last
-                try:
-                    self._last = self._make()
-                    took = time.monotonic() - began
-                except RefusedError as error:
-                    self._last = error.reply
-                self._again = time.monotonic() + max(_LISTS_EVERY, took / self._share)
-                return self._last
-        finally:
-            self._places.release()
+def _aggregate_id(asked: Asked) -> str:
+    if not (given := asked.parameters.get("aggregate_id")):
+        raise refused("it needs aggregate_id", 400)
+    return given
 
 
 def recorded(config: Config) -> dict[str, Any]:
@@ -304,13 +334,6 @@ def recorded(config: Config) -> dict[str, Any]:
 def traced(config: Config, aggregate_id: str, version: int | None) -> dict[str, Any]:
     found = trace(config, aggregate_id, version, timeout=_TRACED_WITHIN)
     return found.to_dict() | {"summary": found.summary(version)}
-
-
-def _answered(work: Callable[[], dict[str, Any]]) -> Reply:
-    try:
-        return json_reply(work())
-    except EventpubError as error:
-        raise not_done(error.to_dict(), "") from error
 
 
 def sample(status: dict[str, Any]) -> dict[str, Any]:

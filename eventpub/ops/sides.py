@@ -1,4 +1,7 @@
-"""Both sides of a comparison in DuckDB, in bounded memory; payload, type and metadata as hashes."""
+"""Both sides of a comparison in DuckDB, in bounded memory, and what is found of them.
+
+Payload, type and metadata are kept as hashes.
+"""
 
 # ruff: noqa: S608 (names and conditions are this module's)
 
@@ -11,15 +14,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from eventpub.config import format_time
 from eventpub.errors import StateError
-from eventpub.ops.topic import hash_of_metadata, hashes
-from eventpub.ops.verdict import NO_TIME
+from eventpub.ops.topic import NO_TIME, hash_of_metadata, hashes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -28,7 +32,6 @@ _MEMORY = "250MB"
 """DuckDB's limit; a whole comparison stays below 500 MB."""
 
 _THREADS = 2
-_PORTION_ROWS = 32_768
 _FETCHED = 10_000
 
 _DAY = 86_400_000_000
@@ -44,7 +47,7 @@ CREATE TABLE store (
 CREATE TABLE topic (
     id VARCHAR, version BIGINT, create_time BIGINT, payload BIGINT, type BIGINT, metadata BIGINT,
     to_version BIGINT, kind TINYINT, partition INTEGER, "offset" BIGINT, faults TINYINT,
-    crc UINTEGER
+    crc UINTEGER, note VARCHAR
 )
 """
 
@@ -62,14 +65,20 @@ class Sides:
         self.database = open_database(folder)
         self.database.execute(_TABLES)
         near = f"create_time = {NO_TIME} OR create_time BETWEEN {after - _DAY} AND {upto + _DAY}"
-        self.store = Side(self.database, "store")
-        self.topic = Side(self.database, "topic", near)
+        self._where = {"store": "true", "topic": near}
 
     def __enter__(self) -> Sides:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.database.close()
+
+    def add(self, side: Literal["store", "topic"], rows: pa.Table) -> None:
+        with self.database.cursor() as database:
+            database.register("portion", rows)
+            database.execute(
+                f"INSERT INTO {side} BY NAME SELECT * FROM portion WHERE {self._where[side]}"
+            )
 
     def rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
         """The rows of a statement, in portions; other statements may run meanwhile."""
@@ -99,28 +108,6 @@ def open_database(folder: Path) -> DuckDBPyConnection:
 
 def _quiet(database: DuckDBPyConnection) -> DuckDBPyConnection:
     return database.execute("SET enable_progress_bar = false")  # it goes to stdout
-
-
-class Side:
-    def __init__(self, database: DuckDBPyConnection, table: str, where: str = "true") -> None:
-        self._database = database
-        self._insert = f"INSERT INTO {table} BY NAME SELECT * FROM portion WHERE {where}"
-        self._portion: list[pa.Table] = []
-        self._rows = 0
-
-    def add(self, rows: pa.Table) -> None:
-        self._portion.append(rows)
-        self._rows += rows.num_rows
-        if self._rows >= _PORTION_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._rows:
-            with self._database.cursor() as database:
-                portion = pa.concat_tables(self._portion, promote_options="permissive")
-                database.register("portion", portion)
-                database.execute(self._insert)
-        self._portion, self._rows = [], 0
 
 
 def store_columns(batch: pa.RecordBatch) -> pa.Table:
@@ -191,3 +178,112 @@ def no_space_is_named() -> Iterator[None]:
             where=tempfile.gettempdir(),
             suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
         ) from error
+
+
+SHOWN = 20
+
+KINDS = ("missing", "repeated", "out_of_order", "altered", "extra", "doubled", "held")
+"""Kinds of findings. "held" is no difference: such events wait for a version that is not in the
+store, and no longer than the publisher does.
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One event that differs between store and topic; `create_time` is µs, or NO_TIME."""
+
+    aggregate_id: str
+    version: int | None
+    create_time: int
+    partition: int | None = None
+    offset: int | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        if self.version is None:
+            return self.aggregate_id or "a record without a key"
+        return f"{self.aggregate_id}/{self.version}"
+
+    def to_dict(self) -> dict[str, Any]:
+        time = None if self.create_time == NO_TIME else format_time(self.create_time)
+        return vars(self) | {"create_time": time}
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Events after the publisher's position that are due; `seconds`: age of the oldest, or 0."""
+
+    events: int = 0
+    has_more: bool = False
+    seconds: float = 0.0
+    is_paused: bool = False
+
+    @property
+    def count(self) -> str:
+        return f"more than {self.events:,}" if self.has_more else f"{self.events:,}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {"seconds": round(self.seconds, 1)}
+
+
+@dataclass
+class Verdict:
+    """The result of a comparison.
+
+    Attributes:
+        first, last: the compared range of `create_time`, both inclusive, µs.
+        events: rows of the store in the range.
+        records: records of events in the range, including late ones.
+        accounted: rows absent from the topic for a recorded reason, and records exempt from the
+            order: "late", "dead", "diverted", "dropped" (late events, by configuration), "arrived"
+            (committed or published during the comparison), "without_identity" (rows without
+            aggregate or version, which are passed over).
+        behind: what is due; None: an end of the range was given, or there is no state.
+    """
+
+    first: int
+    last: int
+    events: int = 0
+    records: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    examples: dict[str, list[Difference]] = field(default_factory=lambda: {k: [] for k in KINDS})
+    accounted: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("late", "dead", "diverted", "dropped", "arrived", "without_identity"), 0
+        )
+    )
+    skips: int = 0
+    notes: list[str] = field(default_factory=list)
+    behind: Behind | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        return not any(count for kind, count in self.counts.items() if kind != "held")
+
+    @property
+    def absent(self) -> int:
+        sides = sum(self.accounted[name] for name in ("dead", "diverted", "dropped"))
+        return self.counts["missing"] + sides
+
+    @property
+    def is_behind(self) -> bool:
+        return self.behind is not None and self.behind.events > 0
+
+    @property
+    def ok(self) -> bool:
+        return self.is_equal and not self.is_behind
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "from": format_time(self.first) if self.first > 0 else None,
+            "to": format_time(self.last),
+            "events": self.events,
+            "records": self.records,
+            **self.counts,
+            "accounted": self.accounted,
+            "skips": self.skips,
+            "examples": {k: [d.to_dict() for d in v] for k, v in self.examples.items()},
+            "notes": self.notes,
+            "behind": None if self.behind is None else self.behind.to_dict(),
+        }

@@ -82,35 +82,28 @@ def _is_document(kept: dict[str, Any]) -> bool:
     return is_own and is_whole and "state" in kept
 
 
-@dataclass(frozen=True)
-class Paused:
-    """The outcome of a request to pause or resume.
+PAUSED = {"paused", "resumed", "kept"}
+"""Outcomes of `pause` that are what was asked for."""
 
-    Attributes:
-        outcome: "paused", "resumed"; "kept": no publisher runs, and the next one starts so; "no
-            answer"; "in work": paused, but in-flight work is not finished; "not written": in effect
-            until the publisher ends, as it could not be saved.
+
+def pause(config: Config, *, is_paused: bool) -> tuple[str, str]:
+    """Pause publishing, also for later starts, or resume it; waits until in-flight work is done.
+
+    Returns:
+        "paused", "resumed"; "kept": no publisher runs, and the next one starts so; "no answer"; "in
+        work": paused, but in-flight work is not finished; or "not written": in effect until the
+        publisher ends, as it could not be saved. And the error for which it could not.
     """
-
-    outcome: str
-    error: str = ""
-
-    @property
-    def is_done(self) -> bool:
-        return self.outcome in {"paused", "resumed", "kept"}
-
-
-def pause(config: Config, *, is_paused: bool) -> Paused:
-    """Pause publishing, also for later starts, or resume it; waits until in-flight work is done."""
     state = StateDir(config.app.state_dir)
     by = f"{_user()}@{socket.gethostname()} (eventpub {'pause' if is_paused else 'resume'})"
     answer = ask_running(state, "pause" if is_paused else "resume", {"by": by})
     if answer is None and not state.is_running():
-        return _keep(state, is_paused, by)
+        _keep(state, is_paused, by)
+        return "kept", ""
     if answer is None or answer["is_paused"] is None:
-        return Paused("no answer")
+        return "no answer", ""
     if answer["error"] is not None:
-        return Paused("not written", answer["error"])
+        return "not written", answer["error"]
     deadline = time.monotonic() + _PAUSED_WITHIN
     while is_paused:
         document = ask_running(state, "status", timeout=_ANSWERED_WITHIN)
@@ -118,9 +111,9 @@ def pause(config: Config, *, is_paused: bool) -> Paused:
         if has_ended or (document is not None and _is_done(document)):
             break
         if time.monotonic() > deadline:
-            return Paused("in work")
+            return "in work", ""
         time.sleep(0.1)
-    return Paused("paused" if is_paused else "resumed")
+    return "paused" if is_paused else "resumed", ""
 
 
 def _is_done(document: dict[str, Any]) -> bool:
@@ -142,7 +135,7 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-def _keep(state: StateDir, is_paused: bool, by: str) -> Paused:
+def _keep(state: StateDir, is_paused: bool, by: str) -> None:
     _progress_of(state)  # before the lock, which would create the directory
     state.lock()
     try:
@@ -152,7 +145,6 @@ def _keep(state: StateDir, is_paused: bool, by: str) -> Paused:
         state.write(state.progress_file, progress | paused, lasting=True)
     finally:
         state.unlock()
-    return Paused("kept")
 
 
 def _progress_of(state: StateDir) -> dict[str, Any]:

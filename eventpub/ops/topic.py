@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub import config
-from eventpub.ops.verdict import NO_TIME, Difference
 from eventpub.sink.client import Clients
 from eventpub.sink.faults import topic_missing
 from eventpub.sink.fencing import hanging
@@ -28,7 +27,11 @@ from eventpub.times import format_time
 
 Message = Any  # its types say None where there is always a value
 
-EVENT, LATE, DEAD, DIVERTED, GAP = range(5)
+EVENT, LATE, DEAD, DIVERTED, GAP, FOREIGN = range(6)
+"""Kinds of records; a foreign one was not written by a publisher of ours."""
+
+NO_TIME = -(1 << 63)
+"""µs in place of an unreadable time."""
 
 BAD_ID, BAD_SUBJECT, BAD_TIMESTAMP, BAD_ENVELOPE = 1, 2, 4, 8
 FAULTS = {
@@ -56,7 +59,6 @@ _CHUNK = 2_000
 """Records parsed together; in larger chunks the headers take too much memory."""
 _MARGIN_MS = 60_000
 """Margin before the time from which a topic is read, if timestamps are not `create_time`."""
-_FOREIGN_SHOWN = 20
 _YEAR_3000 = 32_503_680_000_000
 """Milliseconds; a record's writer may set any timestamp."""
 
@@ -73,7 +75,6 @@ class TopicReader:
 
     Attributes:
         truncated: partitions whose first records are gone, possibly some of the range.
-        foreign: the first foreign records that count.
     """
 
     def __init__(
@@ -97,8 +98,6 @@ class TopicReader:
         }
         self.partitions = 0
         self.truncated: set[int] = set()
-        self.foreign: list[Difference] = []
-        self.foreign_count = 0
         self.records = 0
 
     def spans(self) -> dict[Place, tuple[int, int]]:
@@ -147,25 +146,15 @@ class TopicReader:
                 self.records += len(chunk)
                 rows = Rows(self._sources)
                 for message in chunk:
-                    if problem := rows.add(message, kind):
-                        self._add_foreign(message, problem)
+                    problem = rows.add(message, kind)
+                    if problem is not None and self._is_in_range(message.timestamp()[1] * 1000):
+                        rows.add_foreign(message, problem)
                 yield rows.table()
 
-    def _add_foreign(self, message: Message, reason: str) -> None:
-        timestamp = max(0, message.timestamp()[1])
-        micros = timestamp * 1000
-        is_before = self._first is not None and micros + 999 < self._first
-        is_after = self._last is not None and micros > self._last
-        if timestamp and (is_before or is_after):
-            return
-        self.foreign_count += 1
-        if len(self.foreign) < _FOREIGN_SHOWN:
-            key = (message.key() or b"").decode(errors="replace")
-            note = f"{message.topic()}: {reason}"
-            if 0 < timestamp < _YEAR_3000:
-                note += f"; its timestamp is {format_time(micros)}"
-            place = (message.partition(), message.offset())
-            self.foreign.append(Difference(key, None, NO_TIME, *place, note))
+    def _is_in_range(self, timestamp: int) -> bool:
+        is_before = self._first is not None and timestamp + 999 < self._first
+        is_after = self._last is not None and timestamp > self._last
+        return timestamp <= 0 or not (is_before or is_after)
 
 
 def committed_ends(clients: Clients, places: list[Place], patience: float) -> dict[Place, int]:
@@ -190,6 +179,7 @@ class Rows:
         self._sources = frozenset(source.encode() for source in sources)
         self._ids: list[str] = []
         self._numbers: list[tuple[int, ...]] = []
+        self._notes: dict[int, str] = {}
 
     def add(self, message: Message, kind: int) -> str | None:
         """Add a record; returns why no publisher of ours can have written it, or None."""
@@ -258,10 +248,20 @@ class Rows:
         self._numbers.append((*versions, GAP, *place, 0, 0, NO_TIME, 0, 0, 0))
         return None
 
+    def add_foreign(self, message: Message, reason: str) -> None:
+        note, timestamp = f"{message.topic()}: {reason}", message.timestamp()[1]
+        if 0 < timestamp < _YEAR_3000:
+            note += f"; its timestamp is {format_time(timestamp * 1000)}"
+        self._notes[len(self._ids)] = note
+        self._ids.append((message.key() or b"").decode(errors="replace"))
+        place = (message.partition(), message.offset())
+        self._numbers.append((0, 0, FOREIGN, *place, 0, 0, NO_TIME, 0, 0, 0))
+
     def table(self) -> pa.Table:
         columns = np.array(self._numbers, np.int64).reshape(-1, len(_NUMBERS)).T
         ids = pa.array(self._ids, pa.string())
-        return pa.table({"id": ids} | dict(zip(_NUMBERS, columns, strict=True)))
+        notes = pa.array([*map(self._notes.get, range(len(self._ids)))], pa.string())
+        return pa.table({"id": ids, "note": notes} | dict(zip(_NUMBERS, columns, strict=True)))
 
 
 def _micros(time: bytes | None) -> int:

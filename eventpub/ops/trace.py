@@ -13,7 +13,7 @@ from typing import Any
 
 from eventpub.admission.model import Hold, SkippedGap, VersionRange, in_ranges, topic_partition
 from eventpub.config import Config
-from eventpub.errors import ConfigError
+from eventpub.errors import ConfigError, named_versions
 from eventpub.ops.asking import ask_running
 from eventpub.ops.dead import OF_ANOTHER, readable_store
 from eventpub.ops.gaps import missing_versions, pending
@@ -21,17 +21,16 @@ from eventpub.ops.lookup import (
     HIGHEST,
     LOWEST,
     Found,
-    Stored,
     Topics,
     shown_record,
-    shown_row,
+    shown_rows,
     stored_rows,
     with_times,
 )
 from eventpub.sink.records import timestamp
+from eventpub.sources.base import RowSeen
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.terminal import named_versions
 from eventpub.times import format_time, parse_time
 
 
@@ -52,7 +51,7 @@ class Traced:
     version: int
     verdict: str
     note: str = ""
-    stored: Stored | None = None
+    stored: Sequence[RowSeen] = ()
     found: tuple[Found, ...] = ()
     hold: Hold | None = None
     skip: SkippedGap | None = None
@@ -60,14 +59,14 @@ class Traced:
     @property
     def is_accounted_for(self) -> bool:
         is_answered = self.verdict in {"published", "late", "baseline"}
-        return is_answered or (self.verdict == "skipped" and self.stored is None)
+        return is_answered or (self.verdict == "skipped" and not self.stored)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "version": self.version,
             "verdict": self.verdict,
             "note": self.note,
-            "stored": self.stored and shown_row(self.stored),
+            "stored": shown_rows(self.stored),
             "records": [shown_record(found) for found in self.found],
             "hold": self.hold and with_times(self.hold),
             "skip": self.skip and with_times(self.skip),
@@ -160,7 +159,7 @@ def trace(
 
         versions = last()
         stored, oldest = stored_rows(store, aggregate_id, versions)
-        waits_for = None if hold is None or hold.catching_up else missing_versions(store, hold)
+        waits_for = None if hold is None else missing_versions(store, hold)
     judge = _Judge(config, topics, publisher, now)
     if oldest is not None:
         letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]
@@ -168,7 +167,7 @@ def trace(
     topics.read_events(versions or None, oldest)
     is_one = version is not None
     doubtful = {"missing", "unknown"} | ({"skipped", "dead"} if is_one else set())
-    if any(judge(v, stored.get(v)).verdict in doubtful for v in versions):
+    if any(judge(v, stored.get(v, ())).verdict in doubtful for v in versions):
         topics.read_older_events(versions)
     versions = versions or last()
     notes = _notes(config, topics, publisher, timeout)
@@ -176,14 +175,14 @@ def trace(
         notes.append(f"an aggregate's id is {'|'.join(columns)} (in each, % is %25 and | is %7C)")
     return Trace(
         aggregate_id,
-        [judge(v, stored.get(v)) for v in versions],
+        [judge(v, stored.get(v, ())) for v in versions],
         publisher.is_running,
         publisher.position,
         notes,
         # len() overflows at 2^63
         None if is_one else span.stop - span.start + sum(v not in span for v in topics.by_version),
         waits_for,
-        not topics.own.unread,
+        not topics.unread,
     )
 
 
@@ -222,15 +221,15 @@ def _known(config: Config, store: EventStore, aggregate_id: str, hold: Hold | No
     return range(first, max(first, max(newest) + 1)) if newest else range(0)
 
 
+@dataclass(frozen=True)
 class _Judge:
-    def __init__(self, config: Config, topics: Topics, publisher: _Publisher, now: int) -> None:
-        self._config = config
-        self._topics = topics
-        self._publisher = publisher
-        self._now = now
+    _config: Config
+    _topics: Topics
+    _publisher: _Publisher
+    _now: int
 
-    def __call__(self, version: int, stored: Stored | None) -> Traced:
-        skips = self._topics.skips
+    def __call__(self, version: int, stored: Sequence[RowSeen]) -> Traced:
+        skips = self._topics.own_skips
         skip = next((s for s in skips if s.from_version <= version <= s.to_version), None)
         hold = self._publisher.hold
         if hold is not None and not hold.first_missing <= version <= hold.seen:
@@ -239,21 +238,23 @@ class _Judge:
         traced = Traced(version, "unknown", "", stored, found, hold, skip)
         verdict, note = self._on_topics(found, stored) or self._not_on_topics(traced)
         notes = [note] if note else []
-        if stored is not None and stored.others:
-            notes.append(f"{1 + len(stored.others)} rows of one version")
-        if stored is None and any(f.topic == self._config.sink.topic for f in found):
+        if len(stored) > 1:
+            notes.append(f"{len(stored)} rows of one version")
+        if not stored and any(f.topic == self._config.sink.topic for f in found):
             notes.append("no row in the table")
-        if stored is not None and (stored.create_time or 0) > self._now:
+        if stored and (stored[0].create_time or 0) > self._now:
             notes.append("its create_time lies in the future")
         return replace(traced, verdict=verdict, note="; ".join(notes))
 
-    def _on_topics(self, found: Sequence[Found], stored: Stored | None) -> tuple[str, str] | None:
+    def _on_topics(
+        self, found: Sequence[Found], stored: Sequence[RowSeen]
+    ) -> tuple[str, str] | None:
         sink = self._config.sink
         events = [f for f in found if f.topic == sink.topic]
         letters = [f.reason or "" for f in found if f.topic == sink.dead_topic]
-        if events and stored is not None and letters and letters[-1].startswith(OF_ANOTHER):
-            created = timestamp(stored.create_time or 0)
-            if stored.others or all(event.timestamp != created for event in events):
+        if events and stored and letters and letters[-1].startswith(OF_ANOTHER):
+            created = timestamp(stored[0].create_time or 0)
+            if len(stored) > 1 or all(event.timestamp != created for event in events):
                 return "dead", letters[-1]
         if len(events) > 1:
             return "published", f"{len(events)} times: see `eventpub verify`"
@@ -268,18 +269,18 @@ class _Judge:
         stored, hold, publisher = traced.stored, traced.hold, self._publisher
         if (skip := traced.skip) is not None:
             when = f"skipped at {format_time(skip.skipped_at)} ({skip.reason})"
-            if stored is not None and in_ranges(traced.version, publisher.skipped):
+            if stored and in_ranges(traced.version, publisher.skipped):
                 return "skipped", f"{when}; it is in the store by now: see `eventpub gaps retry`"
-            if stored is not None and self._config.gaps.late == "drop":
+            if stored and self._config.gaps.late == "drop":
                 return "late", f"{when}, and dropped when it came (gaps.late)"
             return "skipped", when
-        created = 0 if stored is None else stored.create_time
+        created = stored[0].create_time if stored else 0
         if created is None:
             return "invalid", (
                 "no create_time, or a zero date. The publisher stops when it is the missing version"
                 " (store.row_invalid): correct or remove the row"
             )
-        if stored is not None and created <= 0 and publisher.start <= 0:
+        if stored and created <= 0 and publisher.start <= 0:
             return "invalid", "created before 1970: published only when it is the missing version"
         if hold is not None and hold.catching_up:
             return "held", "more events were waiting than one transaction may hold"
@@ -288,10 +289,10 @@ class _Judge:
                 f"waits for version {hold.first_missing} since {format_time(hold.first_seen)}, next"
                 f" attempt {format_time(hold.next_attempt)}, {hold.attempts} failed"
             )
-            return ("missing", f"the aggregate {waits}") if stored is None else ("held", waits)
-        if self._topics.own.unread:
+            return ("held", waits) if stored else ("missing", f"the aggregate {waits}")
+        if self._topics.unread:
             return "unknown", "the topics were not read to their ends; see --timeout"
-        if stored is None:
+        if not stored:
             return "unknown", "neither in the store nor on the topics"
         if created <= publisher.start:
             return "baseline", f"created before the start, {format_time(publisher.start)}"
@@ -302,7 +303,7 @@ class _Judge:
         if self._now - created < (horizon := self._config.recount.horizon):
             until = format_time(created + horizon)
             return "waiting", f"its second was read before it was there; recounted until {until}"
-        if self._topics.own.is_cut:
+        if self._topics.is_cut:
             return "unknown", "retention has removed the topic's first records"
         return "missing", "it should be on the topic: see `eventpub verify`"
 
@@ -313,7 +314,7 @@ def _notes(config: Config, topics: Topics, publisher: _Publisher, timeout: float
         notes.append("no publisher answers: holds and read position are as of when it ended")
     if not topics.partitions:
         notes.append(f"there is no topic {config.sink.topic} yet")
-    for topic, count in Counter(topic for topic, _ in topics.own.unread).items():
+    for topic, count in Counter(topic for topic, _ in topics.unread).items():
         notes.append(
             f"{count} partitions of {topic} were not read to the end within {timeout:.0f} s"
         )

@@ -13,24 +13,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import IO, Any
 
-from eventpub.config import Config, format_time, parse_time
-from eventpub.errors import ConfigError, StateError
-from eventpub.ops.comparison import MOST_LOOKED_UP, Rules, compare, differences
-from eventpub.ops.sides import Sides, no_space_is_named, spill_folder, store_columns
+from eventpub.config import Config, Read, format_time, parse_time
+from eventpub.errors import ConfigError, StateError, counted
+from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules, differences
+from eventpub.ops.sides import (
+    KINDS,
+    Behind,
+    Sides,
+    Verdict,
+    no_space_is_named,
+    spill_folder,
+    store_columns,
+)
 from eventpub.ops.topic import TopicReader
-from eventpub.ops.verdict import GRACE, KINDS, Progress, Verdict, measure
+from eventpub.publisher.workers import MOST_EVENTS
 from eventpub.sink.reading import Place
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.terminal import counted
 
 _SECONDS_BETWEEN = 0.2
+
+_GRACE = 10_000_000
+"""µs that an event may wait beyond `read.delay` and `read.max_wait`."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    doing: str
+    rows: int
+    records: int
+    done: float
 
 
 def verify(  # noqa: PLR0913 (what is compared, and how)
@@ -50,8 +68,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         first: compare events created at or after, µs; None: from the publisher's start.
         last: compare events created at or before, µs; None: up to the publisher's position, or to
             the boundary if its state cannot be read.
-        differences: file for all differences, one JSON object per line; of foreign records only the
-            first ones.
+        differences: file for all differences, one JSON object per line.
         former_partitions: former numbers of partitions, oldest first; empty: from the publisher's
             state.
         patience: seconds to wait for open transactions on the topic.
@@ -87,13 +104,17 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             with no_space_is_named():
                 verdict = run.compare(spans, wait)
             if listed is not None:
-                _write_differences(listed, sides, reader)
+                _write_differences(listed, sides)
         verdict.notes = notes
         if last is None:
             progress = _read_state(config, "progress.json")  # its current content
             verdict.behind = measure(store, config.read, progress, verdict.last)
             verdict.notes += _of_other_times(store)
-    _note_topic(reader, verdict)
+    if reader.truncated:
+        verdict.notes.append(
+            f"{len(reader.truncated)} partitions of the topic no longer have their first records"
+            " (retention): what was published there counts as missing unless --from is later"
+        )
     if not former and any("partition" in d.note for d in verdict.examples["altered"]):
         verdict.notes.append(
             "records are not in their key's partition: if partitions were added and the"
@@ -106,7 +127,7 @@ def _held_since(config: Config, now: int) -> int:
     """Events created at or after this may wait for a lower version, µs."""
     gaps, read = config.gaps, config.read
     attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
-    longest = attempts + read.delay + read.max_wait + GRACE
+    longest = attempts + read.delay + read.max_wait + _GRACE
     started = _read_state(config, "status.json").get("started_at")
     has_just_begun = isinstance(started, float | int) and time.time() - started < longest / 1e6
     progress = _read_state(config, "progress.json")
@@ -157,31 +178,27 @@ class _Run:
     def _compared(self) -> Verdict:
         sides = self._sides
         verdict = Verdict(sides.after + 1, sides.upto)
-        self._beside(
-            "comparing", lambda: compare(sides, verdict, self._rules, self._store.existing)
-        )
+        compared = Comparison(sides, verdict, self._rules, self._store.existing)
+        self._beside("comparing", compared.run)
         return verdict
 
     def _read_store(self) -> None:
-        side, sides = self._sides.store, self._sides
+        sides = self._sides
         begin: int | None = None
         for batch in self._store.window(sides.after, sides.upto, None):
             self._check_stopped()
-            side.add(store_columns(batch))
+            sides.add("store", store_columns(batch))
             self._rows += batch.num_rows
             at = batch.column("create_time")[-1].as_py()
             begin = at if begin is None else begin
             self._done["store"] = (at - begin) / max(1, sides.upto - begin)
-        side.flush()
         self._done["store"] = 1.0
 
     def _read_topic(self, spans: Mapping[Place, tuple[int, int]]) -> None:
-        side = self._sides.topic
         offsets = sum(end - first for first, end in spans.values())
         for records in self._reader.read(spans, self._check_stopped):
-            side.add(records)
+            self._sides.add("topic", records)
             self._done["topic"] = min(1.0, self._reader.records / max(1, offsets))
-        side.flush()
         self._done["topic"] = 1.0
 
     def _read_on(self, doing: str, ends: Mapping[Place, int]) -> dict[Place, int]:
@@ -214,13 +231,13 @@ class _Run:
         self._on_progress(Progress(doing, self._rows, self._reader.records, done))
 
 
-def _write_differences(listed: IO[str], sides: Sides, reader: TopicReader) -> None:
+def _write_differences(listed: IO[str], sides: Sides) -> None:
     if listed.seekable() and not listed.name.startswith("/dev/"):
         listed.truncate(0)
-    found = ((kind, one) for kind in KINDS for one in differences(sides, kind))
-    for kind, one in chain(found, (("extra", one) for one in reader.foreign)):
-        line = json.dumps({"kind": kind, **one.to_dict()}, ensure_ascii=False)
-        listed.write(line + "\n")
+    for kind in KINDS:
+        for one in differences(sides, kind):
+            line = json.dumps({"kind": kind, **one.to_dict()}, ensure_ascii=False)
+            listed.write(line + "\n")
 
 
 @contextmanager
@@ -253,16 +270,6 @@ def _of_other_times(store: EventStore) -> Iterator[str]:
         yield (
             f"not read: {counted(never, 'row')} with a create_time before 1970-01-01 00:00:01, or"
             " none (a zero date); eventpub publish ID VERSION publishes one that has a time"
-        )
-
-
-def _note_topic(reader: TopicReader, verdict: Verdict) -> None:
-    if reader.foreign_count:
-        verdict.found("extra", reader.foreign_count, reader.foreign)
-    if reader.truncated:
-        verdict.notes.append(
-            f"{len(reader.truncated)} partitions of the topic no longer have their first records"
-            " (retention): what was published there counts as missing unless --from is later"
         )
 
 
@@ -326,3 +333,28 @@ def _compared_range(
             " publisher's start",
         )
     return after, max(upto, after), notes
+
+
+def measure(
+    store: EventStore, read: Read, progress: Mapping[str, Any], compared: int
+) -> Behind | None:
+    """The events that are due by now, after `compared`, µs; None if the state has no position."""
+    if "position" not in progress:
+        return None
+    after, now = max(int(progress["position"]), compared), store.now()
+    upto = now - read.delay - read.max_wait - _GRACE
+    events, oldest = 0, now
+    # loops only where the clocks go back: a range of `waiting` must not cross that
+    while events <= MOST_EVENTS:
+        poll = store.poll(after, 0, 1, at_most=upto)
+        if not poll.has_rows:
+            break
+        first, count = store.waiting(after, poll.upper, MOST_EVENTS + 1 - events)
+        events += count
+        oldest, after = min(oldest, first), poll.upper
+    return Behind(
+        min(events, MOST_EVENTS),
+        events > MOST_EVENTS,
+        (now - oldest) / 1e6,
+        bool(progress.get("is_paused")),
+    )

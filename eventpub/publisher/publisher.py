@@ -34,7 +34,7 @@ from eventpub.coordinator.status import notable, shown, status, unanswered
 from eventpub.errors import EventpubError
 from eventpub.failpoint import failpoint
 from eventpub.masking import mask_all
-from eventpub.ops.http import Pages
+from eventpub.ops.pages import Pages
 from eventpub.parts import real_parts
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.publisher.workers import (

@@ -46,7 +46,8 @@ class Answering:
 
     def _answer(self, request: Request) -> str:
         if request.action == "list":
-            return self._list(request)
+            pending = self._context.index.pending(request.most, request.about)
+            return json.dumps(asdict(pending))
         if request.action == "publish":
             return self._try_to_publish(request)
         return self._act(request)
@@ -84,22 +85,9 @@ class Answering:
 
     def _is_larger(self, hold: Hold, last: int) -> bool:
         """Whether a skip would give up more than up to `last`: rows were deleted since."""
-        return (self._last_missing(hold) or last) > last
-
-    def _last_missing(self, hold: Hold) -> int | None:
-        """The last version that a skip would give up; None: nothing is above the gap."""
         above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
         there = self._context.lookup.versions(above, 1)
-        return min(there) - 1 if there else None
-
-    def _list(self, request: Request) -> str:
-        index = self._context.index
-        if request.aggregate_id:
-            hold = index.holds.get(request.aggregate_id)
-            if hold is None or hold.catching_up or (last := self._last_missing(hold)) is None:
-                return json.dumps({"gap": None})
-            return json.dumps({"gap": [hold.first_missing, last]})
-        return json.dumps(asdict(index.pending(request.most, request.about)))
+        return min(there, default=last) - 1 > last
 
     # -- a row that is not on the topic ------------------------------------------------------------
 

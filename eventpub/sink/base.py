@@ -17,9 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub.admission.model import SkippedGap
-from eventpub.errors import SinkError
+from eventpub.errors import SinkError, counted
 from eventpub.sink.records import DeadRow, Header, PartitionId, Written
-from eventpub.terminal import counted
 
 CrashPoint: TypeAlias = Callable[[str], None]
 """Called with the name of each step; tests crash there."""

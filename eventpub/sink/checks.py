@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from eventpub import config
 from eventpub.config import format_duration
-from eventpub.errors import Check, EventpubError
+from eventpub.errors import Check, EventpubError, counted
 from eventpub.sink import faults
 from eventpub.sink.batch import AHEAD_OF_CLOCK
 from eventpub.sink.client import Clients
@@ -26,7 +26,6 @@ from eventpub.sink.layout import (
 from eventpub.sink.origin import Sources, check_sample, sources_of
 from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import counts_of, metadata, topic_ids
-from eventpub.terminal import counted
 
 Weakness = tuple[Literal["warn", "wrong"], str, str | None]
 """Status, meaning, and the better setting; None: add replicas."""

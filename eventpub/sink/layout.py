@@ -20,7 +20,7 @@ from confluent_kafka.admin import AclOperation, ConfigResource  # type: ignore[a
 
 from eventpub import config
 from eventpub.config import format_duration, format_time
-from eventpub.errors import SinkError
+from eventpub.errors import SinkError, counted
 from eventpub.sink import client, faults
 from eventpub.sink.client import Clients
 from eventpub.sink.topics import (
@@ -31,7 +31,6 @@ from eventpub.sink.topics import (
     metadata,
     partition_counts,
 )
-from eventpub.terminal import counted
 
 _KNOWN_WITHIN = 5.0
 """Seconds until a broker that has just started knows the existing topics."""

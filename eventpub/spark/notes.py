@@ -15,12 +15,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from eventpub.admission import Hold
 from eventpub.channel import MalformedError, Request, request_of
 from eventpub.config import Config
-from eventpub.index import Pending, glance
-from eventpub.ops.gaps import missing_versions
-from eventpub.sources.mysql import EventStore
+from eventpub.index import glance
 from eventpub.state import StateDir
 from eventpub.state_files import replace_file
 
@@ -81,24 +78,10 @@ def listed(config: Config, state: StateDir, query: str, request: Request) -> dic
 
     So a paused publisher answers too.
     """
-    a = request.aggregate_id
-    about = (a,) if a else request.about
-    found: dict[str, Pending] = {}
+    found: dict[str, str] = {}
     for number in range(config.run.shards):
         folder = state.query_index(query, number)
         if not (folder / "CURRENT").exists():
             return {}
-        found[str(number)] = glance(folder, request.most, about)
-    if a:
-        holds = [h for shard in found.values() for h in shard.holds if h.aggregate_id == a]
-        return {"0": json.dumps({"gap": _gap(config, holds[0]) if holds else None})}
-    return {number: json.dumps(asdict(pending)) for number, pending in found.items()}
-
-
-def _gap(config: Config, hold: Hold) -> tuple[int, int] | None:
-    """The versions that a skip would give up."""
-    if hold.catching_up:
-        return None
-    with EventStore(config.store, EventStore.discover(config.store)) as store:
-        first, last = missing_versions(store, hold)
-    return (first, last) if last >= first else None
+        found[str(number)] = json.dumps(asdict(glance(folder, request.most, request.about)))
+    return found

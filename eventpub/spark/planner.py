@@ -19,7 +19,7 @@ from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.events import Count, Poll
 from eventpub.coordinator.recounting import Recounting
-from eventpub.errors import StateError, StoreError
+from eventpub.errors import StateError, StoreError, counted
 from eventpub.parts import real_parts
 from eventpub.publisher.workers import BoundaryWork, ChecksWork
 from eventpub.shard.assignment import Assignment
@@ -27,7 +27,6 @@ from eventpub.sources.mysql import Layout
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import of_one_batch
 from eventpub.spark.options import Plan
-from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from eventpub.spark.driver import Observed

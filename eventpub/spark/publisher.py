@@ -20,7 +20,7 @@ from eventpub.coordinator.position import DurableState
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.status import shown
 from eventpub.errors import EventpubError, SinkError
-from eventpub.ops.http import Pages
+from eventpub.ops.pages import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
 from eventpub.publisher.publisher import pause

@@ -276,7 +276,7 @@ class Task:
 
     def _is_for(self, request: Request) -> bool:
         options = self._options
-        if request.action == "list" and not request.aggregate_id:
+        if request.action == "list":
             return True
         partition = topic_partition(request.aggregate_id, options.partitions)
         return partition % options.config.run.shards == self._number

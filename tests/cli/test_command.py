@@ -216,9 +216,10 @@ def test_whatever_others_print_stays_off_stdout(configured: Path) -> None:
 def test_a_difference_is_status_1(configured: Path) -> None:
     before = (
         "import eventpub.ops.verify as v\n"
-        "from eventpub.ops.verdict import Difference\n"
+        "from eventpub.ops.sides import Difference\n"
         "def differs(config, **_):\n"
-        "    found = v.Verdict(1, 2); found.found('missing', 3, [Difference('[red]x', 1, 1)])\n"
+        "    found = v.Verdict(1, 2); found.counts['missing'] = 3\n"
+        "    found.examples['missing'] = [Difference('[red]x', 1, 1)]\n"
         "    return found\n"
         "v.verify = differs"
     )

@@ -8,8 +8,8 @@ import pytest
 from rich.console import RenderableType
 
 from eventpub.cli import live, output, terminal
+from eventpub.cli.output import printable
 from eventpub.cli.terminal import SafeConsole
-from eventpub.terminal import printable
 
 EVIL = "\x1b]0;pwned\x07\x1b[31mred\x9b2J\u202egnp\x7f"
 SHOWN = r"\x1b]0;pwned\x07\x1b[31mred\x9b2J\u202egnp\x7f"

@@ -15,17 +15,19 @@ from eventpub.channel import Request
 from eventpub.cli import main
 from eventpub.ops.dead import Letter, Letters
 from eventpub.ops.gaps import Gaps
-from eventpub.ops.lookup import Found, Stored
+from eventpub.ops.lookup import Found
 from eventpub.ops.status import Standing
 from eventpub.ops.trace import Trace, Traced
+from eventpub.sources.base import RowSeen
 from tests.docs.pages import ROOT
 from tests.in_process import commands_run_in
 from tests.ops.documents import document
 
 HOLD = Hold("a", 2, 3, first_seen=1, attempts=1, next_attempt=2, since=1)
 SKIP = SkippedGap("a", 1, 1, first_seen=1, skipped_at=2, attempts=1, reason="max_backoff")
-LETTER = Letter("a", 1, "sink.record_refused: …", 0, 7, 1, {"ce_id": "a/1"}, 2, b"{}")
-RECORD = Found("orders.events", 0, 7, 1)
+HEADERS = {"ce_id": "a/1", "eventpub_reason": "sink.record_refused: …"}
+LETTER = Letter("a", 1, "orders.events.dead", 0, 7, 1, HEADERS, 2, b"{}")
+RECORD = Found("a", 1, "orders.events", 0, 7, 1, {"ce_id": "a/1"}, 2, b"{}")
 
 
 def documented() -> dict[str, set[str]]:
@@ -50,7 +52,7 @@ def _answers(tmp_path: Path) -> Iterator[None]:
         "SINK__TOPIC": "orders.events",
     }
     request = Request("1", "skip", "a", 1, 1)
-    traced = Traced(1, "published", "", Stored(1, "Placed", 2), (RECORD,), HOLD, SKIP)
+    traced = Traced(1, "published", "", [RowSeen(1, 1, "Placed", 2)], (RECORD,), HOLD, SKIP)
     found: dict[str, Any] = {
         "status.find": Standing("running", document()),
         "gaps.find": Gaps([HOLD], 1, [(SKIP, True)], 1, [request]),

@@ -17,7 +17,7 @@ import structlog
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.log import configure
-from eventpub.ops.http import Pages
+from eventpub.ops.pages import Pages
 from eventpub.state import StateDir
 from tests.ops.documents import document, hold
 from tests.publisher.harness import eventually
@@ -47,9 +47,7 @@ class Source:
         return {"is_paused": is_paused, "in_work": 0, "error": None}
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        if request.action == "list" and request.aggregate_id:
-            outcome = json.dumps({"gap": [1, 2]}) if self.outcome else None
-        elif request.action == "list":
+        if request.action == "list":
             self.lists += 1
             held = [hold("order-1", 1, 3, now=self.found["database_time"])]
             outcome = None if self.outcome is None else json.dumps({"holds": held, "count": 1})

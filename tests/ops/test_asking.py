@@ -6,7 +6,6 @@ import getpass
 import json
 import os
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from eventpub.channel import Request
 from eventpub.config import App, Config, Sink, Store
 from eventpub.errors import StateError
 from eventpub.ops import gaps, status
-from eventpub.ops.pages import Site
-from eventpub.ops.replies import Asked
+from eventpub.ops.http import Asked
+from eventpub.ops.pages import Pages
 from eventpub.state import StateDir
 from tests.ops.documents import document
 from tests.ops.served import Source, running
@@ -59,7 +58,7 @@ class Answering(Source):
 def ask_page(config: Config, source: Source, path: str, **parameters: str) -> tuple[int, Any]:
     """Status and answer, to the publisher's own user."""
     asked = Asked("POST", path, parameters, is_local=True)
-    reply = Site(config, source, deque()).answer(asked)
+    reply = Pages(config, source, StateDir(config.app.state_dir)).answer(asked)
     return reply.status, json.loads(reply.body)
 
 
@@ -91,11 +90,12 @@ def test_a_pause_that_was_not_written_down_is_no_success(tmp_path: Path) -> None
     config = config_in(tmp_path)
     source = Answering({"is_paused": True, "in_work": 0, "error": FULL.to_dict()})
     with running(config, source):
-        found = status.pause(config, is_paused=True)
-    assert (found.outcome, found.is_done) == ("not written", False)
-    assert "state.disk_full" in found.error
+        outcome, error = status.pause(config, is_paused=True)
+    assert outcome == "not written"
+    assert outcome not in status.PAUSED
+    assert "state.disk_full" in error
     code, said = ask_page(config, source, "/pause")
-    assert (code, said["error"]) == (503, found.error)
+    assert (code, said["error"]) == (503, error)
 
 
 def test_a_pause_is_not_done_while_nobody_says_that_the_work_is(
@@ -112,8 +112,9 @@ def test_a_pause_is_not_done_while_nobody_says_that_the_work_is(
         ),
     )
     with running(config, Source()):
-        found = status.pause(config, is_paused=True)
-    assert (found.outcome, found.is_done) == ("in work", False)
+        outcome, _ = status.pause(config, is_paused=True)
+    assert outcome == "in work"
+    assert outcome not in status.PAUSED
 
 
 def test_whoever_pauses_is_named(tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ import pytest
 
 from eventpub.admission.model import EVENTS
 from eventpub.config import format_time
-from eventpub.ops.comparison import LookUp, Rules, compare
-from eventpub.ops.sides import Sides, store_columns
+from eventpub.ops.comparison import Comparison, LookUp, Rules
+from eventpub.ops.sides import KINDS, Sides, Verdict, store_columns
 from eventpub.ops.topic import GAP, Rows, hash_of_metadata
-from eventpub.ops.verdict import KINDS, Verdict
 
 PARTITIONS = 8
 START = 1_760_000_000_000_000
@@ -118,11 +117,9 @@ class World:
     ) -> Verdict:
         verdict = Verdict(START - 1000, START + 1_000_000)
         with Sides(Path(), verdict.first - 1, verdict.last) as sides:
-            sides.store.add(store_columns(_batch(self.store)))
-            sides.store.flush()
-            sides.topic.add(self.rows.table())
-            sides.topic.flush()
-            compare(sides, verdict, Rules(numbers, **rules), look_up)
+            sides.add("store", store_columns(_batch(self.store)))
+            sides.add("topic", self.rows.table())
+            Comparison(sides, verdict, Rules(numbers, **rules), look_up).run()
         return verdict
 
 
@@ -508,9 +505,8 @@ _SECOND_ROWS = """
 import sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from eventpub.ops.comparison import Rules, compare
-from eventpub.ops.sides import Sides
-from eventpub.ops.verdict import Verdict
+from eventpub.ops.comparison import Comparison, Rules
+from eventpub.ops.sides import Sides, Verdict
 n = 500_000
 with Sides(Path(sys.argv[1]), 0, n) as sides:
     for start in range(0, n, 50_000):
@@ -518,15 +514,13 @@ with Sides(Path(sys.argv[1]), 0, n) as sides:
         ids = pa.array([f"aggregate-{i // 10:020}" for i in at.tolist()])
         values = {"id": ids, "version": at % 10 + 1, "create_time": at + 1, "type": at * 0,
                   "metadata": at * 0}
-        sides.store.add(pa.table(values | {"payload": at}))
-        sides.store.add(pa.table(values | {"payload": at + 1}))
+        sides.add("store", pa.table(values | {"payload": at}))
+        sides.add("store", pa.table(values | {"payload": at + 1}))
         more = {"to_version": at * 0, "kind": at * 0, "offset": at, "faults": at * 0,
                 "partition": at * 0, "crc": at * 0, "payload": at}
-        sides.topic.add(pa.table(values | more))
-    sides.store.flush()
-    sides.topic.flush()
+        sides.add("topic", pa.table(values | more))
     verdict = Verdict(1, n)
-    compare(sides, verdict, Rules([8]), lambda keys: ())
+    Comparison(sides, verdict, Rules([8]), lambda keys: ()).run()
 assert verdict.counts == dict.fromkeys(verdict.counts, 0) | {"doubled": n}, verdict.counts
 """
 
@@ -540,9 +534,8 @@ _MEMORY = """
 import resource, sys, zlib
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from eventpub.ops.comparison import Rules, compare
-from eventpub.ops.sides import Sides
-from eventpub.ops.verdict import Verdict
+from eventpub.ops.comparison import Comparison, Rules
+from eventpub.ops.sides import Sides, Verdict
 n, folder, lost = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 with Sides(folder, 0, n) as sides:
     for start in range(0, n, 50_000):
@@ -551,16 +544,14 @@ with Sides(folder, 0, n) as sides:
         nothing = np.zeros(len(at), np.int64)
         values = {"version": at % 10 + 1, "create_time": at + 1, "payload": at, "type": nothing,
                   "metadata": nothing}
-        sides.store.add(pa.table({"id": ids} | values))
+        sides.add("store", pa.table({"id": ids} | values))
         crc = np.array([zlib.crc32(id.encode()) for id in ids.to_pylist()])
         more = {"to_version": nothing, "kind": nothing, "offset": at, "faults": nothing,
                 "partition": crc % 8, "crc": crc}
         records = pa.table({"id": ids} | values | more)
-        sides.topic.add(records.filter(pa.array(at % 1000 >= lost)))
-    sides.store.flush()
-    sides.topic.flush()
+        sides.add("topic", records.filter(pa.array(at % 1000 >= lost)))
     verdict = Verdict(1, n)
-    compare(sides, verdict, Rules([8]), lambda keys: ())
+    Comparison(sides, verdict, Rules([8]), lambda keys: ()).run()
 assert verdict.events == n and verdict.counts["missing"] == n * lost // 1000, verdict
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

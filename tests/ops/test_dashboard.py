@@ -8,7 +8,6 @@ import re
 import socket
 import time
 import urllib.request
-from collections import deque
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -20,8 +19,9 @@ from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import SinkError
 from eventpub.ops import pages
-from eventpub.ops.http import HISTORY_SAMPLES, Listener
-from eventpub.ops.pages import Site, sample
+from eventpub.ops.http import Listener
+from eventpub.ops.pages import sample
+from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.coordinator.life import config
 from tests.ops.browser import chromium
@@ -67,8 +67,8 @@ class Played:
             "versions": [],
             "notes": [],
         }
-        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_SAMPLES)
-        self._configuration = configuration
+        self._pages = pages.Pages(configuration, self, StateDir(configuration.app.state_dir))
+        self.history = self._pages.history
         self._listener: Listener | None = None
         self._port = 0
 
@@ -82,11 +82,6 @@ class Played:
         return {"is_paused": is_paused, "in_work": 0, "error": None}
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        if request.action == "list" and request.aggregate_id:
-            found = [h for h in self.holds if h["aggregate_id"] == request.aggregate_id]
-            gap = [[h["first_missing"], self.last_missing or h["seen"] - 1] for h in found]
-            answer = json.dumps({"gap": gap[0] if gap and not self.is_gone else None})
-            return {"answers": {"0": answer}, "error": None}
         if request.action == "list":
             answer = json.dumps({"holds": self.holds, "count": len(self.holds)})
             return {"answers": {"0": answer}, "error": None}
@@ -95,6 +90,11 @@ class Played:
         if self.outcome is None:
             return {"answers": None, "error": None}
         return {"answers": {"0": self.outcome}, "error": None}
+
+    def given_up(self, _: Config, aggregate_id: str) -> tuple[int, int] | None:
+        found = [h for h in self.holds if h["aggregate_id"] == aggregate_id and not self.is_gone]
+        gaps = [(h["first_missing"], self.last_missing or h["seen"] - 1) for h in found]
+        return gaps[0] if gaps else None
 
     def withdraw(self, id: str) -> None:
         """Nothing waits."""
@@ -131,7 +131,7 @@ class Played:
         listening.bind(("127.0.0.1", self._port))
         self._port = listening.getsockname()[1]
         listening.listen()
-        self._listener = Listener(listening, Site(self._configuration, self, self.history))
+        self._listener = Listener(listening, self._pages.answer)
 
     def end(self) -> None:
         """Be gone."""
@@ -152,6 +152,7 @@ def played(request: pytest.FixtureRequest) -> Iterator[Played]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "recorded", lambda _: made.recorded)
         patch.setattr(pages, "traced", traced)
+        patch.setattr(pages, "given_up", made.given_up)
         made.begin()
         yield made
         made.end()

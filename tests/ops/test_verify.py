@@ -29,11 +29,9 @@ from eventpub.cli.terminal import drawn
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
-from eventpub.ops import verdict as behind
-from eventpub.ops.sides import no_space_is_named
+from eventpub.ops.sides import KINDS, SHOWN, Verdict, no_space_is_named
 from eventpub.ops.topic import TopicReader
-from eventpub.ops.verdict import KINDS, SHOWN, Progress, Verdict
-from eventpub.ops.verify import verify
+from eventpub.ops.verify import Progress, verify
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
 from eventpub.sink.shard import ShardSink
@@ -631,7 +629,7 @@ def test_a_publisher_is_not_behind_for_what_it_is_about_to_publish(world: World)
 def test_a_long_backlog_is_not_counted_to_its_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(behind, "MOST_EVENTS", 3)
+    monkeypatch.setattr("eventpub.ops.verify.MOST_EVENTS", 3)
     world.append(*EVENTS)
     make_older(world, 1, 60)
     rows = world.rows()

@@ -17,8 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from bench.usage import Usage, one
 from eventpub.config import Config
-from eventpub.ops.verdict import Progress
-from eventpub.ops.verify import verify
+from eventpub.ops.verify import Progress, verify
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, commit, create_table, eventually, insert, transaction

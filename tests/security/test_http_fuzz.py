@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import pytest
 
 from eventpub.channel import request_of
-from eventpub.ops import replies
+from eventpub.ops import http
 from tests.coordinator.life import config
 from tests.ops.served import Source, answer, exchange, logged, serving, status_of
 
@@ -167,7 +167,7 @@ def check(received: bytes, what: object) -> None:
 def test_whatever_is_sent_nothing_is_done_without_the_token_and_nothing_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replies, "_REFUSED_AFTER", 0.0)  # longer than this sender waits for answers
+    monkeypatch.setattr(http, "_REFUSED_AFTER", 0.0)  # longer than this sender waits for answers
     stranger, owner = Source(), Source()
     answered: dict[int, int] = {}
     with (

@@ -11,7 +11,8 @@ import pytest
 from eventpub.admission.model import Shard
 from eventpub.config import Read, Store
 from eventpub.local import Database
-from eventpub.ops.verdict import Behind, measure
+from eventpub.ops.sides import Behind
+from eventpub.ops.verify import measure
 from eventpub.sources.mysql import EventStore, events
 from tests.conftest import FreshDatabase, fresh_database
 from tests.store.tables import SECOND, create, keys, open_store, read, utc

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from eventpub.config import Store, format_time
-from eventpub.errors import Check, StoreError
+from eventpub.errors import Check, StoreError, counted
 from eventpub.sources.mysql import server, statements
 from eventpub.sources.mysql.connection import (
     UNKNOWN_HOST,
@@ -36,7 +36,6 @@ from eventpub.sources.mysql.layout import (
 from eventpub.sources.mysql.statements import micros
 from eventpub.sources.mysql.table import SAMPLE, EventTable, Roles, Versions, read_table
 from eventpub.sources.mysql.values import writers_zone
-from eventpub.terminal import counted
 
 _ACCESS_DENIED = 1227
 _PREPARED = (
