@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import queue
-import secrets
-import shutil
 import sys
 import threading
 import time
@@ -16,20 +14,16 @@ import structlog
 
 from eventpub.config import Config
 from eventpub.coordinator.events import CheckTopic, PauseAsked
-from eventpub.coordinator.position import DurableState
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.status import shown
-from eventpub.errors import EventpubError, SinkError
+from eventpub.errors import EventpubError
 from eventpub.ops.pages import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
 from eventpub.publisher.publisher import pause
 from eventpub.sink.fencing import fence_all
-from eventpub.sink.numbered import NumberedSink
-from eventpub.spark.journal import Journals
+from eventpub.spark.checkpoint import HANGING, Checkpoints
 from eventpub.spark.monitor import Monitor
-from eventpub.spark.options import Plan, Publisher
-from eventpub.spark.place import Place
 from eventpub.spark.session import (
     end_session,
     error_of,
@@ -63,9 +57,6 @@ _STOPS_AT_LAST = 30.0
 
 _STOPS_WITHOUT_BROKER = 1.0
 """Seconds for each of two last requests to the broker; the next start repeats them."""
-
-_HANGING = "sink.hanging_transaction"
-"""The broker has left a transaction open; taking a new checkpoint ends it and publishes again."""
 
 _OF_THE_CHECKPOINT = {
     "sink.batch_changed",
@@ -230,7 +221,7 @@ class Query:
     def _require_usable(self, error: EventpubError, failures: int, now: float) -> None:
         """Raise `_UnusableError` if a new checkpoint is needed."""
         fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1
-        is_of_it = fails_at_once or error.code in {_HANGING, *_OF_THE_CHECKPOINT}
+        is_of_it = fails_at_once or error.code in {HANGING, *_OF_THE_CHECKPOINT}
         # a new one must help
         if is_of_it and (self.monitor.well_for(now) > 0 or not self._replaces_checkpoint):
             log.warning("the checkpoint cannot be used; starting a new one", error=str(error))
@@ -238,7 +229,7 @@ class Query:
 
     def _look(self, now: float) -> None:
         error = self.monitor.look(self._query, now)
-        if error is not None and error.code == _HANGING:
+        if error is not None and error.code == HANGING:
             self._require_usable(error, 1, now)
         if error is not None and self.monitor.failures.of_command(CheckTopic({}), error, now):
             self.monitor.show(now, is_over=True)
@@ -330,93 +321,3 @@ def _try_to(do: Callable[[], object]) -> None:
     doing = threading.Thread(target=lambda: ignoring(do), daemon=True)
     doing.start()
     doing.join(_STOPS_WITHOUT_BROKER)
-
-
-class Checkpoints:
-    """Chooses the checkpoint to continue with.
-
-    If none fits the topic, the query gets a new name and owns the id from then on, and its first
-    batch reads the topic back.
-    """
-
-    def __init__(self, config: Config, state: StateDir, prepared: Prepared) -> None:
-        self._config, self._state, self._prepared = config, state, prepared
-
-    def sink(self) -> NumberedSink:
-        return NumberedSink(self._prepared.assignment.parts.clients, self._config.app.id)
-
-    def chosen(self, *, is_new: bool) -> Publisher:
-        """The checkpoint to continue with, or a new one if `is_new`."""
-        config, begin = self._config, self._prepared.start_state
-        location = config.state.location or str(self._state.root / "shared")
-        known = self._state.read(self._state.query_file) or {}
-        belongs = {
-            "engine": "spark",
-            "location": location,
-            "shards": config.run.shards,
-            "partitions": begin.partitions,
-            "first_version": config.store.first_version,
-            "topics": self._prepared.topics,
-            # an index built while versions were unique cannot tell rows of one apart; the topic can
-            "contents": not begin.layout.key_is_unique,
-        }
-        progress = self._state.read(self._state.progress_file) or {}
-        name, topics = str(known.get("query", "")), known.get("topics", {})
-        remade = {t for t, id_ in self._prepared.topics.items() if topics.get(t, id_) != id_}
-        is_same = (progress.get("engine"), progress.get("query")) == ("spark", name)
-        is_same &= config.sink.topic not in remade and not is_new
-        is_same &= all(known.get(n) == belongs[n] for n in belongs if n != "topics")
-        if is_same and self._goes_on(name, location):
-            for topic in sorted(remade):  # a side topic, on which nothing depends
-                text = "the topic was deleted and created again; its records are lost"
-                log.warning(text, topic=topic)
-            self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
-            return self._of(name, location, Plan(name))
-        former, name = name, secrets.token_hex(8)
-        log.info("new checkpoint: the topic is read back first", query=name, location=location)
-        start = None if begin.start == 0 else begin.start
-        low = begin.low
-        if former and progress.get("query") == former:
-            journals = Journals(Place(str(known.get("location", location))), former)
-            found = journals.oldest(int(progress.get("batch", 0)), int(known["shards"]))
-            low = min(low, *(at - 1 for at in found))
-        low -= config.recount.horizon
-        plan = Plan(
-            name,
-            start=start,
-            begin=max(begin.start, low),
-            upto=begin.start if begin.position is None else begin.position,
-            newest=begin.newest,
-            server=begin.server,
-            unpublished_since=begin.hidden_since,
-        )
-        self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
-        if former:
-            self._forget(former, str(known.get("location", location)))
-        self.sink().take(name, self._prepared.assignment.partitions)
-        return self._of(name, location, plan)
-
-    def _goes_on(self, name: str, location: str) -> bool:
-        """False if another publisher has published for this id, or the checkpoint is a backup."""
-        files = Place(location).names(f"checkpoint/{name}/offsets")
-        numbers = [int(tail) for file in files if (tail := file.rpartition("/")[2]).isdigit()]
-        try:
-            found = self.sink().owner() if numbers else None
-        except SinkError as error:
-            if error.code != _HANGING:
-                raise
-            return False
-        return found is not None and found[0] == name and found[1] <= max(numbers)
-
-    def _forget(self, name: str, location: str) -> None:
-        shutil.rmtree(self._state.root / "query" / name, ignore_errors=True)
-        with suppress(EventpubError):
-            place = Place(location)
-            for prefix in (name, f"checkpoint/{name}"):
-                place.delete(*place.names(prefix))
-
-    def _of(self, name: str, location: str, initial: Plan) -> Publisher:
-        begin = self._prepared.start_state
-        beginning = DurableState(begin).beginning(None, None)
-        accepts = self._prepared.assignment.accepts_topic
-        return Publisher(name, location, begin.partitions, initial, beginning, accepts)

@@ -9,8 +9,9 @@ import pytest
 from confluent_kafka import Producer
 
 from eventpub.errors import SinkError
-from eventpub.spark import publisher as of_spark
-from eventpub.spark.publisher import Checkpoints, Query, _UnusableError
+from eventpub.spark import checkpoint as of_spark
+from eventpub.spark.checkpoint import Checkpoints
+from eventpub.spark.publisher import Query, _UnusableError
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import commit, create_table
