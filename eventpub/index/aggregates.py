@@ -47,7 +47,7 @@ class Aggregates(OpenFacts):
             self.holds.load(key[1:].decode(), value)
 
     def known(self, aggregate_ids: list[str]) -> Known:
-        found = [self._recent.get(a) for a in aggregate_ids]
+        found = list(map(self._recent.get, aggregate_ids))
         if missing := [a for a, value in zip(aggregate_ids, found, strict=True) if value is None]:
             others = iter(self._values(b"v", missing))
             found = [next(others) if value is None else value for value in found]
