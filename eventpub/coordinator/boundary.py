@@ -18,7 +18,7 @@ import pyarrow as pa
 from eventpub.admission.model import EVENTS, topic_partitions
 from eventpub.config import Config
 from eventpub.errors import StoreError
-from eventpub.parts import Parts
+from eventpub.shard.assignment import Parts
 from eventpub.sources.base import Poll
 from eventpub.sources.mysql import Layout, Watermark
 

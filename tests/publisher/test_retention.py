@@ -20,8 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from eventpub.index.database import ROCKSDB
 from eventpub.index.index import Index
 from eventpub.index.reading import summary
-from eventpub.local import Kafka
 from eventpub.local.downloads import find_java
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, commit, create_table

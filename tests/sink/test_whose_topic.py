@@ -20,7 +20,7 @@ from eventpub import config
 from eventpub.admission import EVENTS, Decision
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.shard.dead_letters import Refusals, dead_rows
 from eventpub.sink import client
 from eventpub.sink.base import Content, RecordRefusedError
