@@ -36,7 +36,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from bench.soak import Reader
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, differences, eventually
 from tests.servers import KafkaCluster, kafka_cluster

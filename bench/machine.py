@@ -18,8 +18,8 @@ from typing import Any, Self
 import confluent_kafka
 import psutil
 
-from eventpub.local import Database, Kafka, find_java
-from eventpub.local.servers import KAFKA_VERSION
+from eventpub.local.downloads import find_java
+from eventpub.local.servers import KAFKA_VERSION, Database, Kafka
 from tests.servers.databases import mysql
 from tests.servers.fill import fill
 from tests.servers.kafka import kafka

@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 from confluent_kafka import Consumer, TopicPartition
 
-from eventpub.local import Database, Kafka
+from eventpub.local.servers import Database, Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, differences, eventually
 from tests.servers.databases import mysql

@@ -7,7 +7,7 @@ docs/configuration.md, and in the refusal of a value. Durations are whole micros
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -244,21 +244,27 @@ class Config(Section):
     ops: Ops = Ops()
 
 
+def refused_properties(
+    section: str, properties: Mapping[str, str], delivery: str
+) -> Iterator[ConfigError]:
+    for name, value in properties.items():
+        why = form.refused_property(name, value, delivery)
+        if section == "spark" and not name.startswith("spark."):
+            why = "Spark ignores names that do not begin with spark."
+        if why is not None:
+            yield ConfigError(
+                "config.contradiction",
+                f"{name} cannot be set like this: {why}",
+                where=f"{section}.properties.{name}",
+                suggestion=f"remove {name} from [{section}.properties]",
+            )
+
+
 def contradictions(config: Config) -> Iterator[ConfigError]:
     """Values that are right alone and wrong together."""
     sink = config.sink
-    for section, properties in ("sink", sink.properties), ("spark", config.spark.properties):
-        for name, value in properties.items():
-            why = form.refused_property(name, value, sink.delivery)
-            if section == "spark" and not name.startswith("spark."):
-                why = "Spark ignores names that do not begin with spark."
-            if why is not None:
-                yield ConfigError(
-                    "config.contradiction",
-                    f"{name} cannot be set like this: {why}",
-                    where=f"{section}.properties.{name}",
-                    suggestion=f"remove {name} from [{section}.properties]",
-                )
+    yield from refused_properties("sink", sink.properties, sink.delivery)
+    yield from refused_properties("spark", config.spark.properties, sink.delivery)
     if config.run.engine == "spark" and sink.delivery != "exactly_once":
         yield ConfigError(
             "config.contradiction",

@@ -217,7 +217,6 @@ class _Table:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._values: dict[str, Any] = {}
-        self._secret_files: dict[str, tuple[str, Path]] = {}
         self.origins: dict[str, str] = {}
         self.problems: list[ConfigError] = []
 
@@ -226,53 +225,53 @@ class _Table:
         origins = {k: origin_of(name) for name in source for k, _ in _leaves({name: source[name]})}
         entries = dict(_leaves(source))
         if re.match(r"[^:]*://[^/?#]*:[^/?#]*@", str(entries.get("store.url", ""))):
-            for found in self._values, self._secret_files, self.origins:
-                found.pop("store.password", None)
+            self._forget("store.password", "store.password_file")
         for name, value in entries.items():
-            origin, section = origins[name], _split(name)[0]
-            if name in SECTIONS or name in MAPS:
-                no_value = f"{name} ({origin}) is a table, not a value"
-                write = f"write [{name}] on a line of its own, its keys below it"
-                write += "; or a JSON object" * (name in MAPS)
-                self._refuse("config.invalid_value", no_value, name, fix=write)
-            elif name not in KEYS and section not in MAPS:
-                unknown = f"there is no configuration key {name} ({origin})"
-                self._refuse("config.unknown_key", unknown, name, fix=_meant(name, origin))
-            elif meant := _named_by_file(name, value):
-                if meant in entries:
-                    both = f"both {meant} and {name} are set"
-                    self._refuse("config.contradiction", both, name, fix="keep one of the two")
-                else:
-                    self._secret_files[meant] = name, Path(value)
+            for secret in _secrets_in(name, value):
+                masking.remember(secret)
+            in_file = _named_by_file(name, value)
+            if in_file in entries:
+                both = f"both {in_file} and {name} are set"
+                self._refuse("config.contradiction", both, name, fix="keep one of the two")
             else:
-                self._secret_files.pop(name.removesuffix("_file"), None)
-                for secret in _secrets_in(name, value):
-                    masking.remember(secret)
-                self._values[name], self.origins[name] = value, origin
+                self._forget(in_file, f"{name}_file", f"{name}.file")
+                self._values[name], self.origins[name] = value, origins[name]
+
+    def _forget(self, *names: str | None) -> None:
+        for name in filter(None, names):
+            self._values.pop(name, None)
+            self.origins.pop(name, None)
 
     def _refuse(self, code: str, message: str, key: str, *, fix: str) -> None:
         self.problems.append(ConfigError(code, message, where=key, suggestion=fix))
 
-    def _read_secret(self, meant: str, key: str, file: Path) -> None:
-        try:
-            text = read_file(file, key).rstrip("\r\n")
-        except ConfigError as problem:
-            self.problems.append(problem)
-            return
-        if not text:
-            fill = "write the secret into it, or remove the key"
-            self._refuse("config.password_file", f"{file} is empty", key, fix=fill)
-            return
-        masking.remember(text)
-        secret = masking.FileSecret(text, file.absolute())
-        self._values[meant] = SecretStr(secret) if meant in KEYS else secret
-        self.origins[meant] = f"file {file}"
+    def _check(self, name: str) -> None:
+        """Refuse an unknown key, and read a secret from the file that a key names."""
+        value, origin = self._values[name], self.origins[name]
+        if name not in KEYS and _split(name)[0] not in MAPS:
+            self._forget(name)
+            unknown = f"there is no configuration key {name} ({origin})"
+            self._refuse("config.unknown_key", unknown, name, fix=_meant(name, origin))
+        elif in_file := _named_by_file(name, value):
+            self._forget(name)
+            text = read_file(Path(value), name).rstrip("\r\n")
+            if not text:
+                fill = "write the secret into it, or remove the key"
+                self._refuse("config.password_file", f"{value} is empty", name, fix=fill)
+                return
+            masking.remember(text)
+            secret = masking.FileSecret(text, Path(value).absolute())
+            self._values[in_file] = SecretStr(secret) if in_file in KEYS else secret
+            self.origins[in_file] = f"file {value}"
 
     def validated(self) -> Config | None:
-        for meant, (key, file) in self._secret_files.items():
-            self._read_secret(meant, key, file)
+        for name in [*self._values]:
+            try:
+                self._check(name)
+            except ConfigError as error:
+                self.problems.append(error)
         nested: dict[str, Any] = {s: {} for s in SECTIONS if "." not in s}
-        for key, value in self._values.items():
+        for key, value in sorted(self._values.items(), reverse=True):  # properties before their map
             section, name = _split(key)
             target = nested
             for part in section.split("."):
@@ -280,8 +279,8 @@ class _Table:
             target[name] = value
         try:
             config = Config.model_validate(nested)
-        except ValidationError as error:
-            for detail in error.errors(include_url=False, include_input=False):
+        except ValidationError as refused:
+            for detail in refused.errors(include_url=False, include_input=False):
                 self._refuse_value(detail)
             return None
         for problem in contradictions(config):

@@ -22,7 +22,8 @@ import hypothesis
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, Kafka, Server
+from eventpub.local.processes import Server
+from eventpub.local.servers import Database, Kafka
 from tests.servers.databases import mariadb, mysql
 from tests.servers.kafka import kafka
 

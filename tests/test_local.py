@@ -16,14 +16,14 @@ import psutil
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, Kafka, find_java, silent
 from eventpub.local import downloads as cache
+from eventpub.local.downloads import find_java
+from eventpub.local.servers import Database, Kafka
 from tests.conftest import FreshDatabase
 from tests.servers import kafka_cluster
 from tests.servers.databases import mariadb, mysql
 from tests.servers.kafka import kafka
 
-SILENT = silent
 BOTH = pytest.mark.parametrize("start", [mysql, mariadb])
 
 
@@ -56,7 +56,7 @@ class TestDatabases:
     def test_keeps_its_data_over_stop_kill_and_restart(
         self, start: Callable[..., Database], tmp_path: Path
     ) -> None:
-        with start(tmp_path, progress=silent) as server:
+        with start(tmp_path) as server:
             rows(server, "CREATE TABLE t (n INT)")
             rows(server, "INSERT INTO t VALUES (1)")
             port, first = server.port, server.pid
@@ -89,7 +89,7 @@ class TestDatabases:
         tmp_path: Path,
     ) -> None:
         options = ["--innodb-flush-log-at-trx-commit=2"]
-        with start(tmp_path, time_zone=zone, options=options, progress=silent) as server:
+        with start(tmp_path, time_zone=zone, options=options) as server:
             assert rows(
                 server,
                 "SELECT @@global.time_zone, @@innodb_flush_log_at_trx_commit, "
@@ -99,7 +99,7 @@ class TestDatabases:
     def test_paused_it_answers_nothing_and_resumed_it_does(self, tmp_path: Path) -> None:
         import pymysql
 
-        with mariadb(tmp_path, progress=silent) as server:
+        with mariadb(tmp_path) as server:
             server.pause()
             with pytest.raises(pymysql.err.Error):
                 server.connect(read_timeout=1, connect_timeout=1)
@@ -108,7 +108,7 @@ class TestDatabases:
 
     def test_says_the_last_lines_of_its_log_when_it_does_not_start(self, tmp_path: Path) -> None:
         with pytest.raises(LocalError, match="no-such-option") as raised:
-            mariadb(tmp_path, options=["--no-such-option"], progress=silent)
+            mariadb(tmp_path, options=["--no-such-option"])
         assert raised.value.code == "local.start_failed"
         assert raised.value.where == str(tmp_path / "server.log")
 
@@ -117,7 +117,7 @@ class TestDatabases:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             with pytest.raises(LocalError) as raised:
-                mariadb(tmp_path, port=taken.getsockname()[1], progress=silent)
+                mariadb(tmp_path, port=taken.getsockname()[1])
         assert "another process listens" in (raised.value.suggestion or "")
 
     def test_urls_name_user_password_and_database(self, mariadb_server: Database) -> None:
@@ -133,7 +133,7 @@ class TestKafka:
         from confluent_kafka.cimpl import NewTopic
 
         properties = {"broker.session.timeout.ms": "2000"}
-        with kafka(tmp_path, properties=properties, progress=silent) as broker:
+        with kafka(tmp_path, properties=properties) as broker:
             admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
             admin.create_topics([NewTopic("orders", 8)])["orders"].result()
             producer = Producer(
@@ -175,7 +175,7 @@ class TestKafkaCluster:
         from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
         from confluent_kafka.cimpl import NewTopic
 
-        with kafka_cluster(tmp_path, brokers=3, progress=silent) as cluster:
+        with kafka_cluster(tmp_path, brokers=3) as cluster:
             pids = [broker.pid for broker in cluster.brokers.values()]
             admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
             admin.create_topics([NewTopic("orders", 4)])["orders"].result(30)
@@ -196,10 +196,10 @@ class TestNothingIsLeftBehind:
     STARTER = """
 import sys, threading, time
 from pathlib import Path
-from eventpub.local import silent, {what}
+from eventpub.local.servers import {what}
 started = []
 thread = threading.Thread(
-    target=lambda: started.append({what}(Path(sys.argv[1]), progress=silent))
+    target=lambda: started.append({what}(Path(sys.argv[1])))
 )
 thread.start(); thread.join()
 time.sleep(0.3)
@@ -251,7 +251,7 @@ print(started[0].pid if started[0].running else "gone", flush=True)
         assert gone(server)
 
     def test_by_the_command(self, tmp_path: Path) -> None:
-        command = [sys.executable, "-m", "eventpub.local", "mariadb", str(tmp_path)]
+        command = [sys.executable, "-m", "eventpub.local.servers", "mariadb", str(tmp_path)]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as running:
@@ -312,29 +312,26 @@ class TestCache:
     def test_builds_once(self, tmp_path: Path) -> None:
         built: list[Path] = []
         for _ in range(2):
-            folder = cache.installed(
-                "thing", needs=1, progress=silent, build=lambda path, *_: built.append(path)
-            )
+            folder = cache.installed("thing", needs=1, build=built.append)
         assert (len(built), folder) == (1, tmp_path / "cache" / "thing")
 
     def test_leaves_nothing_half_built(self, tmp_path: Path) -> None:
-        def fail(folder: Path, *_: object) -> None:
+        def fail(folder: Path) -> None:
             (folder / "half").write_text("")
             raise LocalError("local.network", "away")
 
         with pytest.raises(LocalError):
-            cache.installed("thing", needs=1, progress=silent, build=fail)
+            cache.installed("thing", needs=1, build=fail)
         assert [path.name for path in (tmp_path / "cache").iterdir()] == ["thing.lock"]
 
     def test_two_processes_build_once(self, tmp_path: Path) -> None:
         code = (
             "import sys, time\n"
-            "from eventpub.local import silent\n"
             "from eventpub.local.downloads import installed\n"
-            "def build(folder, progress):\n"
+            "def build(folder):\n"
             "    print('built', flush=True)\n"
             "    time.sleep(0.3)\n"
-            "installed('thing', needs=1, progress=silent, build=build)\n"
+            "installed('thing', needs=1, build=build)\n"
         )
         both = [
             subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -345,7 +342,7 @@ class TestCache:
 
     def test_says_when_the_disk_is_full(self) -> None:
         with pytest.raises(LocalError) as raised:
-            cache.installed("thing", needs=1 << 60, progress=silent, build=lambda *_: None)
+            cache.installed("thing", needs=1 << 60, build=lambda _: None)
         assert raised.value.code == "local.disk_full"
 
     def test_says_when_nothing_can_be_downloaded(
@@ -353,7 +350,7 @@ class TestCache:
     ) -> None:
         monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
         with pytest.raises(LocalError) as raised:
-            kafka(tmp_path / "kafka", progress=silent)
+            kafka(tmp_path / "kafka")
         assert raised.value.code == "local.network"
         assert "proxy" in (raised.value.suggestion or "")
 
@@ -361,7 +358,7 @@ class TestCache:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("EVENTPUB_CACHE", str(tmp_path / "file"))
         with pytest.raises(LocalError) as raised:
-            cache.installed("thing", needs=1, progress=silent, build=lambda *_: None)
+            cache.installed("thing", needs=1, build=lambda _: None)
         assert raised.value.code == "local.cache_denied"
 
 

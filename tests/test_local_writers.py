@@ -16,7 +16,6 @@ from typing import Any
 import pymysql
 import pytest
 
-from eventpub.local import silent
 from tests.conftest import FreshDatabase
 from tests.servers.connections import aggregate_name
 from tests.servers.databases import mariadb
@@ -211,7 +210,7 @@ def test_the_writers_of_the_demo_end_where_there_is_no_table(database: FreshData
 
 
 def test_goes_on_after_the_database_was_restarted(tmp_path: Path) -> None:
-    with mariadb(tmp_path, progress=silent) as server:
+    with mariadb(tmp_path) as server:
         database = FreshDatabase(server, "eventpub")
         database.execute(TABLE)
         load = Load(database.url, rate=500, aggregates=1_000, open_fraction=0.3)

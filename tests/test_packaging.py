@@ -21,7 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.settings import KEYS
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, eventually, insert, transaction

@@ -28,7 +28,7 @@ from eventpub.config import Config
 
 if TYPE_CHECKING:
     from eventpub.coordinator.progress import Progress
-    from eventpub.local import Database, Kafka
+    from eventpub.local.servers import Database, Kafka
 
 _LINE_SECONDS = 2.0
 
@@ -93,12 +93,13 @@ def _folder(stack: ExitStack, keep: str | None) -> Path:
 
 
 def _servers(stack: ExitStack, folder: Path) -> tuple[Database, Kafka]:
-    from eventpub import local
+    from eventpub.local.downloads import find_java
+    from eventpub.local.servers import kafka, mariadb
 
-    java = local.find_java()
+    java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
-    broker = stack.enter_context(local.kafka(folder / "kafka"))
-    database = stack.enter_context(local.mariadb(folder / "mariadb"))
+    broker = stack.enter_context(kafka(folder / "kafka"))
+    database = stack.enter_context(mariadb(folder / "mariadb"))
     with database.connect(None) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE DATABASE IF NOT EXISTS eventpub")
     return database, broker

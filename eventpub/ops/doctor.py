@@ -122,8 +122,8 @@ def _backlog(config: Config) -> list[Check]:
 
 
 def _state(config: Config) -> list[Check]:
-    from eventpub.parts import real_parts
     from eventpub.publisher.prepare import require_known, require_own
+    from eventpub.shard.assignment import real_parts
 
     folder = config.app.state_dir
     checks = [state_dir(folder)]

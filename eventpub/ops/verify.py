@@ -344,14 +344,13 @@ def measure(
     after, now = max(int(progress["position"]), compared), store.now()
     upto = now - read.delay - read.max_wait - _GRACE
     events, oldest = 0, now
-    # loops only where the clocks go back: a range of `waiting` must not cross that
+    # loops only where the clocks go back: a poll does not cross that
     while events <= MOST_EVENTS:
         poll = store.poll(after, 0, 1, at_most=upto)
-        if not poll.has_rows:
+        if poll.page_end is None:
             break
-        first, count = store.waiting(after, poll.upper, MOST_EVENTS + 1 - events)
-        events += count
-        oldest, after = min(oldest, first), poll.upper
+        events += store.counts([(after, poll.upper)], MOST_EVENTS + 1 - events)[0]
+        oldest, after = min(oldest, poll.page_end), poll.upper
     return Behind(
         min(events, MOST_EVENTS),
         events > MOST_EVENTS,

@@ -22,8 +22,7 @@ from eventpub.coordinator.position import StartState
 from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
 from eventpub.index import Storage, Summary, of_another, summary
-from eventpub.parts import Parts
-from eventpub.shard.assignment import Assignment, adopts, identity_of, threads_of
+from eventpub.shard.assignment import Assignment, Parts, adopts, identity_of, threads_of
 from eventpub.sink.client import Clients
 from eventpub.sink.fencing import fence_all
 from eventpub.sink.layout import check_age, check_topics, check_written

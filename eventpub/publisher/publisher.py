@@ -35,7 +35,6 @@ from eventpub.errors import EventpubError
 from eventpub.failpoint import failpoint
 from eventpub.masking import mask_all
 from eventpub.ops.pages import Pages
-from eventpub.parts import real_parts
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.publisher.workers import (
     BROKER_CHECKS,
@@ -44,6 +43,7 @@ from eventpub.publisher.workers import (
     ChecksWork,
     Worker,
 )
+from eventpub.shard.assignment import real_parts
 from eventpub.shard.runner import serve
 from eventpub.state import StateDir
 

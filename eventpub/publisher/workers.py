@@ -213,7 +213,7 @@ class Lag:
             return poll
         now = self._clock()
         if now >= self._again:
-            _, self._counted = store.waiting(position, poll.upper, MOST_EVENTS)
+            [self._counted] = store.counts([(position, poll.upper)], MOST_EVENTS)
             self._read = read
             done = self._clock()
             self._again = done + (done - now) / _SHARE

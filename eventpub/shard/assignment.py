@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eventpub import admission
 from eventpub.admission.model import Shard
 from eventpub.config import Config
-from eventpub.parts import Parts
+from eventpub.failpoint import failpoint
+from eventpub.index.database import ROCKSDB, Storage
+from eventpub.shard.pace import ReadAhead, Sizes, read_ahead
+from eventpub.sink.client import Clients
 from eventpub.sink.records import contents_of
-from eventpub.sources.mysql import Layout
+from eventpub.sources.mysql import EventStore, Layout, Watermark
+from eventpub.times import SYSTEM_CLOCK, Clock
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What tests replace."""
+
+    clients: Clients
+    stores: type[EventStore] = EventStore
+    watermark: type[Watermark] = Watermark
+    storage: Storage = ROCKSDB
+    clock: Clock = SYSTEM_CLOCK
+    read_ahead: ReadAhead = read_ahead
+    failpoint: Callable[[str], None] = failpoint
+    sizes: Sizes = field(default_factory=Sizes)
+
+
+def real_parts(config: Config) -> Parts:
+    return Parts(Clients(config.sink))
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,15 @@ from eventpub.private_apis.bulk import TransactionLog
 from eventpub.sink import faults
 from eventpub.sink.client_settings import (
     FETCH_LITTLE,
+    TokenProvider,
     admin_settings,
     consumer_settings,
+    find_function,
     producer_settings,
     refused,
     settings,
 )
 from eventpub.times import SYSTEM_CLOCK, Clock
-from eventpub.tokens import TokenProvider, find_function
 
 log = logging.getLogger("eventpub.sink")
 

@@ -1,4 +1,5 @@
-"""Settings of every librdkafka client of the sink, and which ones the user may not change.
+"""Settings of every librdkafka client of the sink, which ones the user may not change, and the
+tokens of OAUTHBEARER.
 
 `[sink.properties]` overrides the defaults, except where that would break a guarantee. Security
 settings reach producers, consumers and admin clients alike; each ignores what it does not know.
@@ -6,14 +7,14 @@ settings reach producers, consumers and admin clients alike; each ignores what i
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from eventpub import config
-from eventpub.config_values import refused_property
-from eventpub.errors import ConfigError
-from eventpub.masking import current
+from eventpub.errors import ConfigError, SinkError
+from eventpub.masking import current, mask_url, remember
 
 _COMMON: dict[str, Any] = {
     # Connect when a broker is needed, not on a timer: a new client is ready in a few ms instead of
@@ -56,14 +57,8 @@ _QUIET = "4"
 
 def settings(sink: config.Sink) -> dict[str, Any]:
     """Settings of all clients; `config.contradiction` if a property would break a guarantee."""
-    for key, value in sink.properties.items():
-        if refusal := refused_property(key, value, sink.delivery):
-            raise ConfigError(
-                "config.contradiction",
-                f"the property {key} cannot be set: {refusal}",
-                where=f"sink.properties.{key}",
-                suggestion=f"remove {key} from [sink.properties]",
-            )
+    for refusal in config.refused_properties("sink", sink.properties, sink.delivery):
+        raise refusal
     given = {name: current(value) for name, value in sink.properties.items()}
     return {"bootstrap.servers": sink.bootstrap_servers, **_COMMON, **given}
 
@@ -183,3 +178,86 @@ def _as_named_by_user(reason: str, properties: Mapping[str, str]) -> tuple[str, 
         if own is not None:
             return own, reason.replace(word, own).strip()
     return "", reason
+
+
+class TokenProvider:
+    """Calls the user's function, `sink.token_provider`, for one client.
+
+    It gets the property `sasl.oauthbearer.config` ("" if unset), from several threads and in every
+    process of the publisher, and returns ``(token, expires)``, in seconds since 1970, UTC,
+    optionally followed by the principal and a mapping of SASL extensions.
+
+    Attributes:
+        failure: the error of the last call, or None.
+
+    Raises:
+        ConfigError: config.token_provider: there is no such function.
+        SinkError: sink.token_failed: the first call raised; a client would wait for 10 s.
+    """
+
+    def __init__(self, name: str, properties: str) -> None:
+        self._name = name
+        self._function = find_function(name)
+        self.failure: str | None = None
+        try:
+            self._first: tuple[Any, ...] | None = self._call(properties)
+        except Exception as error:
+            raise token_failed(self.failure or str(error)) from error
+
+    def __call__(self, properties: str) -> tuple[Any, ...]:
+        """A token and its expiry, as confluent-kafka's `oauth_cb` expects."""
+        first, self._first = self._first, None
+        return first or self._call(properties)
+
+    def _call(self, properties: str) -> tuple[Any, ...]:
+        try:
+            token, expires, *more = self._function(properties)
+            remember(token, passing=True)
+            answer = (token, float(expires), *more)
+        except Exception as error:
+            text = mask_url(str(error))
+            self.failure = f"{self._name} raised {type(error).__name__}: {text}"
+            raise
+        self.failure = None
+        return answer
+
+
+def token_failed(how: str) -> SinkError:
+    return SinkError(
+        "sink.token_failed",
+        f"no token for Kafka: {how}",
+        where="sink.token_provider",
+        suggestion="test the function on its own; it must return (token, expires), with expires in"
+        " seconds since 1970",
+        retriable=True,
+    )
+
+
+def provider_failed(how: str) -> SinkError:
+    return SinkError(
+        "sink.token_failed",
+        f"the identity provider returned no token for Kafka: {how}",
+        where="sink.properties.sasl.oauthbearer.token.endpoint.url",
+        suggestion="check it, sasl.oauthbearer.client.id, sasl.oauthbearer.client.secret and"
+        " sasl.oauthbearer.scope in [sink.properties], and that the provider can be reached; if its"
+        " tokens are not JWTs with sub and exp, write a sink.token_provider",
+        retriable=True,
+    )
+
+
+def find_function(name: str) -> Callable[[str], Any]:
+    """Import the module and return its function; raises config.token_provider."""
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[[str], Any] = getattr(importlib.import_module(module), function)
+        if not callable(found):
+            raise TypeError("it is not a function")
+    except Exception as error:  # an import may raise anything
+        raise ConfigError(
+            "config.token_provider",
+            f"there is no {name}: {type(error).__name__}: {mask_url(str(error))}",
+            where="sink.token_provider",
+            suggestion="sink.token_provider names package.module:function; the package must be"
+            " installed in eventpub's environment, or be on PYTHONPATH",
+        ) from error
+    return found

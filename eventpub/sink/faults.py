@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.tokens import provider_failed, token_failed
+from eventpub.sink.client_settings import provider_failed, token_failed
 
 NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"  # as librdkafka words it
 AUTHENTICATION = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})

@@ -79,9 +79,11 @@ class Source(Protocol):
 
     without_identity: int
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None: ...
 
@@ -100,11 +102,6 @@ class Source(Protocol):
             delay: between the boundary and the database's time, µs.
             page_rows: most rows of the window; None: any number.
             at_most: upper limit of the boundary, µs.
-        """
-
-    def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        """The oldest `create_time` of a window and its number of rows, counted up to `most`; else
-        `upto` and 0.
         """
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
@@ -132,8 +129,10 @@ class Source(Protocol):
         `create_time`, without those of the last moment, which are left to the next page.
         """
 
-    def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
-        """The number of rows of each window ``(after, upto]``, of all shards."""
+    def counts(self, ranges: Sequence[tuple[int, int]], most: int | None = None) -> list[int]:
+        """The number of rows of each window ``(after, upto]``, of all shards; counted up to
+        `most`.
+        """
 
     def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
         """`aggregate_id`, `version` and `create_time` of the rows of a window, in any order."""

@@ -20,9 +20,8 @@ from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.events import Count, Poll
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StateError, StoreError, counted
-from eventpub.parts import real_parts
 from eventpub.publisher.workers import BoundaryWork, ChecksWork
-from eventpub.shard.assignment import Assignment
+from eventpub.shard.assignment import Assignment, real_parts
 from eventpub.sources.mysql import Layout
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import of_one_batch

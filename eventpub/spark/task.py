@@ -39,8 +39,7 @@ from eventpub.channel import (
 from eventpub.errors import StateError, StoreError
 from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Index, folder_for
-from eventpub.parts import real_parts
-from eventpub.shard.assignment import Assignment
+from eventpub.shard.assignment import Assignment, real_parts
 from eventpub.shard.context import PublishingContext, ShardContext
 from eventpub.shard.folding import Fold
 from eventpub.shard.pace import chunks

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from tests.cli.test_command import envelope, eventpub
 from tests.conftest import FreshDatabase
 

@@ -260,7 +260,9 @@ def test_what_is_there_twice_is_named_with_its_line(text: str, line: int) -> Non
 
 
 def test_a_section_that_is_a_value_is_refused() -> None:
-    assert refused(path=file('store = "x"')).code == "config.invalid_value"
+    error = refused(path=file('store = "x"'))
+    assert error.code == "config.unknown_key"
+    assert error.suggestion == "did you mean [store]?"
 
 
 def test_both_passwords_contradict_each_other() -> None:

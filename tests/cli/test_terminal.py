@@ -17,7 +17,7 @@ from rich.console import Console
 from eventpub.cli import terminal
 from eventpub.cli.output import Table
 from eventpub.cli.terminal import Lines
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from tests.cli.terminal import Shown, on_terminal
 from tests.cli.test_command import MAIN, _environ
 from tests.conftest import FreshDatabase

@@ -16,9 +16,8 @@ from eventpub.admission.model import bucket_of, topic_partition, values
 from eventpub.config import App, Config, Read, Recount, Run, Sink, Store
 from eventpub.coordinator.boundary import Boundary, PollResult
 from eventpub.errors import StoreError
-from eventpub.local import Database
-from eventpub.parts import real_parts
-from eventpub.shard.assignment import Assignment
+from eventpub.local.servers import Database
+from eventpub.shard.assignment import Assignment, real_parts
 from eventpub.sources.mysql import EventStore, Watermark
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table, insert, transaction

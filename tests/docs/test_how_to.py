@@ -18,8 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs e
     NewPartitions,
 )
 
-from eventpub.local import find_java
-from eventpub.local.downloads import MIB, Progress, installed, maven, on_stderr
+from eventpub.local.downloads import MIB, find_java, installed, maven, step
 from tests.conftest import FreshDatabase
 from tests.docs.pages import ROOT, blocks
 from tests.publisher.conftest import NewPublisher, new_publisher
@@ -308,12 +307,12 @@ def driver() -> Path:
     (version,) = re.findall(r"`com\.mysql:mysql-connector-j:(\S+)`", page)
     artifact = ("com.mysql", "mysql-connector-j", version)
 
-    def build(folder: Path, progress: Progress) -> None:
-        with progress("downloading a JDBC driver"):
+    def build(folder: Path) -> None:
+        with step("downloading a JDBC driver"):
             maven([artifact], folder)
 
     name = f"mysql-connector-j-{version}"
-    return installed(name, needs=20 * MIB, progress=on_stderr, build=build)
+    return installed(name, needs=20 * MIB, build=build)
 
 
 def test_the_consumer_in_java_handles_each_event_once(

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.docs.pages import ROOT, blocks
 from tests.publisher.harness import EVENTPUB, eventually
 
 PAGE = ROOT / "docs" / "tutorial.md"
-NOT_HERE = r"python3 -m venv|pip install|python -m eventpub\.(local (mariadb|kafka)|spark\.jvm)"
+NOT_HERE = (
+    r"python3 -m venv|pip install|python -m eventpub\.(local\.servers (mariadb|kafka)|spark\.jvm)"
+)
 """What `tests/release` does, and servers and a cache that the tests share."""
 NOT_OURS = r"export "
 

@@ -16,7 +16,7 @@ import pytest
 from eventpub.cli import main
 from eventpub.config import Store
 from eventpub.errors import Check
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.sources.mysql.checking import checks
 from eventpub.sources.mysql.table import FRAMEWORKS
 from tests.cli.test_command import eventpub

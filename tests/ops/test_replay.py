@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from eventpub import settings
 from eventpub.config import parse_time
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.ops import replay as replaying
 from eventpub.ops.replay import Range, replay
 from eventpub.ops.verify import verify

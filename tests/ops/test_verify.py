@@ -28,7 +28,7 @@ from eventpub.cli.events import report
 from eventpub.cli.terminal import drawn
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.ops.sides import KINDS, SHOWN, Verdict, no_space_is_named
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verify import Progress, verify

@@ -42,7 +42,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from eventpub.local import Database, Kafka
+from eventpub.local.servers import Database, Kafka
 from tests.conftest import FreshDatabase, fresh_database, small_file_system
 from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
 from tests.publisher.test_moving_clocks import SHIM, Clock

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import ENGINE, Publisher, chosen_engine, create_table
 

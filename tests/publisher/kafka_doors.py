@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from eventpub.local import Kafka
 from eventpub.local.processes import free_port
+from eventpub.local.servers import Kafka
 from tests.servers.kafka import kafka
 
 PASSWORD = "correct-horse-battery"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import psutil
 from confluent_kafka import Consumer, TopicPartition
 
-from eventpub.local import Kafka
 from eventpub.local.downloads import find_java
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, compare, create_table, eventually, insert

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, Kafka
+from eventpub.local.servers import Database, Kafka
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.local import Database, Kafka
+from eventpub.local.servers import Database, Kafka
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (

@@ -13,7 +13,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from eventpub.local import Database, Kafka
+from eventpub.local.servers import Database, Kafka
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase

@@ -12,7 +12,7 @@ import pytest
 
 from eventpub import settings
 from eventpub.admission.model import Shard
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.ops.alive import alive
 from eventpub.sink import fold
 from eventpub.sink.base import Content

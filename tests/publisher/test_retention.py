@@ -19,8 +19,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from eventpub.index.database import ROCKSDB
 from eventpub.index.index import Index, summary
-from eventpub.local import Kafka
 from eventpub.local.downloads import find_java
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, commit, create_table

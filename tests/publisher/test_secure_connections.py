@@ -18,7 +18,7 @@ import pytest
 
 from eventpub.config import Store
 from eventpub.errors import LocalError, StoreError
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from eventpub.sources.mysql.connection import connect, mapped, run
 from tests.certificates import Authority, Files
 from tests.conftest import FreshDatabase

@@ -14,8 +14,8 @@ from eventpub import config, settings
 from eventpub.admission.model import Shard
 from eventpub.errors import StateError
 from eventpub.ops.asking import ask_running
-from eventpub.parts import real_parts
 from eventpub.publisher import prepare as start
+from eventpub.shard.assignment import real_parts
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
 from eventpub.sink.shard import ShardSink

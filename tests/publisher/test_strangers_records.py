@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import create_table, insert, transaction

@@ -17,7 +17,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (

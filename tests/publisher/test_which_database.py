@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from eventpub import __version__
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Topic, insert, transaction
 

@@ -19,11 +19,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from eventpub.errors import LocalError
-from eventpub.local import Kafka, on_stderr, silent
-from eventpub.local.downloads import Progress
+from eventpub.local.downloads import step
 from eventpub.local.processes import free_port
 from eventpub.local.servers import KAFKA_VERSION as VERSION
-from eventpub.local.servers import new_id
+from eventpub.local.servers import Kafka, new_id
 from tests.servers.kafka import new_broker
 from tests.servers.relay import Network
 
@@ -155,7 +154,6 @@ def kafka_cluster(
     *,
     brokers: int = 3,
     properties: Mapping[str, str] | None = None,
-    progress: Progress = on_stderr,
     version: str = VERSION,
     relayed: bool = False,
 ) -> KafkaCluster:
@@ -193,7 +191,6 @@ def kafka_cluster(
             directory / f"broker-{n}",
             port=inside[n][0],
             properties={**_copies(brokers), **own, **(properties or {})},
-            progress=silent,
             version=version,
         )
         made[n].ids |= {"node.id": str(n), "cluster.id": cluster_id}
@@ -204,7 +201,7 @@ def kafka_cluster(
                 network.listen(port, n, behind)
     cluster = KafkaCluster(made, network)
     cluster._ports = [client for client, _ in outside.values()]
-    with progress(f"starting {brokers} brokers of Kafka {version}"):
+    with step(f"starting {brokers} brokers of Kafka {version}"):
         try:
             cluster.start()
         except BaseException:

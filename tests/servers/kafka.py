@@ -11,10 +11,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from eventpub.local import Kafka, on_stderr
-from eventpub.local.downloads import Progress
 from eventpub.local.servers import KAFKA_VERSION as VERSION
-from eventpub.local.servers import LOGGER, jars_of
+from eventpub.local.servers import LOGGER, Kafka, jars_of
 
 _CLASSES = "classes.jsa"
 _LOGGER_3 = "org.slf4j", "slf4j-reload4j", "1.7.36"
@@ -26,9 +24,9 @@ log4j.appender.out.layout.ConversionPattern=%d %p %c{1}: %m%n
 """
 
 
-def kafka_jars(version: str = VERSION, progress: Progress = on_stderr) -> Path:
+def kafka_jars(version: str = VERSION) -> Path:
     """The folder of a version's jars."""
-    return jars_of(version, _LOGGER_3 if version.startswith("3.") else LOGGER, progress)
+    return jars_of(version, _LOGGER_3 if version.startswith("3.") else LOGGER)
 
 
 def new_broker(
@@ -36,12 +34,11 @@ def new_broker(
     *,
     port: int | None = None,
     properties: Mapping[str, str] | None = None,
-    progress: Progress = on_stderr,
     version: str = VERSION,
 ) -> Kafka:
     """One that has not been started."""
-    jars = kafka_jars(version, progress)
-    made = Kafka(directory, port, properties or {}, progress, jars)
+    jars = kafka_jars(version)
+    made = Kafka(directory, port, properties or {}, jars)
     made.name = f"Kafka {version}"
     if version.startswith("3."):
         logging = made.directory / "log4j.properties"
@@ -57,13 +54,10 @@ def kafka(
     *,
     port: int | None = None,
     properties: Mapping[str, str] | None = None,
-    progress: Progress = on_stderr,
     version: str = VERSION,
 ) -> Kafka:
-    """As `eventpub.local.kafka`, of a version that is 3.9 or newer."""
-    made = new_broker(
-        directory, port=port, properties=properties, progress=progress, version=version
-    )
+    """As `eventpub.local.servers.kafka`, of a version that is 3.9 or newer."""
+    made = new_broker(directory, port=port, properties=properties, version=version)
     made.start()
     return made
 

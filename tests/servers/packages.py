@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, Progress, run
+from eventpub.local.downloads import MIB, run, step
 
 _KEYRINGS = Path("/usr/share/keyrings")
 _NEEDLESS = ("usr/share/doc", "usr/share/man", "usr/share/perl", "usr/share/locale")
@@ -61,14 +61,14 @@ def _keyring(archive: str) -> Path:
     return _KEYRINGS / f"{archive}-archive-keyring.gpg"
 
 
-def unpack(packages: Packages, folder: Path, what: str, progress: Progress) -> None:
+def unpack(packages: Packages, folder: Path, what: str) -> None:
     """Downloads the packages and unpacks them into `folder`.
 
     Raises:
         LocalError: `local.network`, `local.disk_full`.
     """
     keyring = _keyring(packages.archive)
-    with progress(f"downloading {what} ({packages.size // MIB} MiB)"):
+    with step(f"downloading {what} ({packages.size // MIB} MiB)"):
         if not keyring.exists():
             keys = folder / ".keys"
             keys.mkdir()
@@ -78,7 +78,7 @@ def unpack(packages: Packages, folder: Path, what: str, progress: Progress) -> N
             keyring = keys / keyring.relative_to("/")
         apt = _Apt(folder / ".apt", packages.suite, _mirror(packages.archive), keyring)
         apt.fetch(packages.names, packages.alone)
-    with progress(f"unpacking {what}"):
+    with step(f"unpacking {what}"):
         apt.extract(folder)
         shutil.rmtree(folder / ".keys", ignore_errors=True)
         for needless in _NEEDLESS:

@@ -15,7 +15,7 @@ from typing import Self
 import psutil
 import pyspark
 
-from eventpub.local import find_java
+from eventpub.local.downloads import find_java
 from eventpub.local.processes import free_port
 
 _HIDE = 'mount -t tmpfs none "$1"; shift; exec "$@"'

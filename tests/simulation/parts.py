@@ -13,8 +13,8 @@ import structlog
 from eventpub.admission import model
 from eventpub.config import Config
 from eventpub.coordinator import recount
-from eventpub.parts import Parts
 from eventpub.shard import runner
+from eventpub.shard.assignment import Parts
 from eventpub.shard.pace import Sizes
 from eventpub.shard.runner import Reading, Rows
 from tests.simulation.broker import Clients

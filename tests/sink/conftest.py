@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from eventpub import config
-from eventpub.local import Kafka
 from eventpub.local.processes import free_port
+from eventpub.local.servers import Kafka
 from eventpub.private_apis import bulk
 from eventpub.sink.client import Clients
 from eventpub.sink.shard import ShardSink

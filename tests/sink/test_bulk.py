@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.private_apis import SWITCHES, bulk
 from eventpub.private_apis.bulk import Bulk, bulk_of
 from eventpub.sink import transaction

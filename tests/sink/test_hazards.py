@@ -34,7 +34,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.ops.topic import TopicReader
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from eventpub import config
 from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.errors import SinkError
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.sink import fold
 from eventpub.sink.base import Content
 from eventpub.sink.client import ClientLog, Clients

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.sink.base import Content, RecordRefusedError
 from eventpub.sink.client import ClientLog, Clients
 from eventpub.sink.fencing import fence_all

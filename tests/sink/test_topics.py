@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from eventpub import config
 from eventpub.errors import Check, SinkError
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.sink import fencing, topics
 from eventpub.sink.checks import checks
 from eventpub.sink.client import Clients

@@ -19,7 +19,7 @@ from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from eventpub import config
 from eventpub.admission.model import EVENTS, Decision, Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.shard.dead_letters import Refusals, dead_rows
 from eventpub.sink import client
 from eventpub.sink.base import Content, RecordRefusedError

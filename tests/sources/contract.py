@@ -195,11 +195,10 @@ class SourceContract:
     def test_how_much_is_waiting_and_how_far_rows_are_ahead(
         self, case: Case, source: Source
     ) -> None:
-        assert source.waiting(T, T + 9, 5) == (T + 9, 0)
+        assert source.counts([(T, T + 9)], 5) == [0]
         assert source.ahead() == (0, 0)
         case.commit(*(("a", n, T + n) for n in range(1, 9)))
-        assert source.waiting(T, T + 8, 5) == (T + 1, 5)
-        assert source.waiting(T + 6, T + 8, 5) == (T + 7, 2)
+        assert source.counts([(T, T + 8), (T + 6, T + 8)], 5) == [5, 2]
         assert source.never_read() == 0
         case.commit(("b", 1, source.now() + 3_600 * SECOND))
         ahead, rows = source.ahead()

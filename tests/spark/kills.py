@@ -283,7 +283,7 @@ def read_kafka(servers: str, topic: str) -> list[Event]:
 @contextmanager
 def servers(folder: Path, *, kafka: bool) -> Iterator[tuple[str, str]]:
     """A MySQL with the event table, and a broker: its URL and addresses."""
-    from eventpub.local import kafka as broker
+    from eventpub.local.servers import kafka as broker
     from tests.servers.databases import mysql
 
     with ExitStack() as stack:

@@ -40,7 +40,7 @@ from eventpub import times
 from eventpub.channel import PartitionId
 from eventpub.coordinator.events import CheckTopic
 from eventpub.errors import EventpubError, SinkError, find_marked
-from eventpub.local import Kafka
+from eventpub.local.servers import Kafka
 from eventpub.sink import numbered
 from eventpub.sink.client import Clients
 from eventpub.sink.fencing import transactional_id

@@ -22,7 +22,7 @@ from eventpub import times
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import find_marked
-from eventpub.parts import Parts, real_parts
+from eventpub.shard.assignment import Parts, real_parts
 from eventpub.shard.pace import Sizes
 from eventpub.sources.mysql import events as events_of_table
 from eventpub.spark import SourceError, driver, planner, task

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from tests.servers.databases import mariadb, mysql
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from eventpub.config import Store
 from eventpub.errors import ConfigError, StoreError
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from eventpub.sources.mysql import EventStore
 from eventpub.sources.mysql.connection import (
     connect_arguments,
@@ -79,7 +79,10 @@ def test_the_password_of_its_own_key_or_file_wins(tmp_path: Path) -> None:
     assert "dritt" not in display_name(Store(url=url, password_file=file))
     with pytest.raises(ConfigError) as caught:
         connect_arguments(Store(url=url, password_file=tmp_path / "none"))
-    assert caught.value.code == "config.password_file"
+    assert (caught.value.code, caught.value.where) == (
+        "config.file_unreadable",
+        "store.password_file",
+    )
     assert display_name(Store(url=url, password_file=tmp_path / "none")) == "u@h:3306/d"
 
 

@@ -182,7 +182,9 @@ def test_lookups_read_the_index_whatever_the_order_of_its_columns(
         statements.versions_by_key(layout, [VersionRange("k1|n7", 1, 10_000)]),
         statements.lower_versions(layout, [("k1|n7", 3)], 1),
         statements.version_numbers(layout, VersionRange("k1|n7", -9, 99), 3, highest=True),
-        statements.existing(layout, [("k1|n7", 3), ("k0|n8", 1)]),
+        statements.versions_by_key(
+            layout, [VersionRange("k1|n7", 3, 3), VersionRange("k0|n8", 1, 1)], only_keys=True
+        ),
     ):
         for plan in explain(connection, sql):
             assert plan.is_index_range, (plan, sql)

@@ -157,8 +157,8 @@ def test_a_portion_and_a_look_for_keys_read_the_index_in_its_order(
     for plan in explain(connection, statements.versions_by_key(layout, wanted)):
         assert plan.is_index_range, plan
         assert "filesort" not in plan.extra
-    keys_wanted = [(f"a{n}", 2) for n in range(90)]
-    for plan in explain(connection, statements.existing(layout, keys_wanted)):
+    wanted = [VersionRange(f"a{n}", 2, 2) for n in range(90)]
+    for plan in explain(connection, statements.versions_by_key(layout, wanted, only_keys=True)):
         assert plan.is_index_range, plan
         assert "Using index" in plan.extra
     connection.close()

@@ -14,7 +14,7 @@ import pytest
 
 from eventpub.admission.model import Shard, VersionRange
 from eventpub.config import Store
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from eventpub.sources.mysql import EventStore, Layout, statements
 from eventpub.sources.mysql.connection import connect_for_reading
 from tests.conftest import FreshDatabase

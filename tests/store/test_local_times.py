@@ -10,7 +10,7 @@ import pytest
 
 from eventpub.admission.model import Shard
 from eventpub.config import Read, Store
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from eventpub.ops.sides import Behind
 from eventpub.ops.verify import measure
 from eventpub.sources.mysql import EventStore, events

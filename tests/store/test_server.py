@@ -10,7 +10,7 @@ import pytest
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from eventpub.sources.mysql import EventStore
 from eventpub.sources.mysql import server as roles
 from eventpub.sources.mysql.checking import checks

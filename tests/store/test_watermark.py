@@ -14,7 +14,7 @@ from typing import Any, cast
 import pymysql.err
 import pytest
 
-from eventpub.local import Database
+from eventpub.local.servers import Database
 from eventpub.sources.mysql import Watermark, watermark
 from eventpub.sources.mysql.open_transactions import (
     OpenTransactions,

@@ -405,9 +405,9 @@ def test_ids_that_are_not_utf8_are_refused(database: FreshDatabase) -> None:
 def test_what_waits_is_counted_and_dated(database: FreshDatabase) -> None:
     store = open_store(create(database))
     insert(database, [("a", n, f"2026-03-01 12:00:0{n}") for n in range(1, 6)])
-    assert store.waiting(NOON, NOON + 4 * SECOND, 100) == (NOON + SECOND, 4)
-    assert store.waiting(NOON, NOON + 4 * SECOND, 3) == (NOON + SECOND, 3)
-    assert store.waiting(NOON + 9 * SECOND, NOON + 10 * SECOND, 3) == (NOON + 10 * SECOND, 0)
+    assert store.counts([(NOON, NOON + 4 * SECOND)], 100) == [4]
+    assert store.counts([(NOON, NOON + 4 * SECOND)], 3) == [3]
+    assert store.counts([(NOON + 9 * SECOND, NOON + 10 * SECOND)], 3) == [0]
 
 
 @both

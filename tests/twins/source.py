@@ -154,12 +154,6 @@ class MemorySource:
             page_end = here[most - 1]
         return Poll(now, upper, page_end, bool(here), None if here or not times else times[0])
 
-    def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        """How much is not read yet."""
-        self.statement("waiting")
-        rows = self._window(after, upto, None)[:most]
-        return (rows[0].create_time if rows else upto), len(rows)
-
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
         """The id is the number of the row."""
         self.statement("newest")
@@ -215,11 +209,11 @@ class MemorySource:
         kept = [r for r in found if r.create_time < last]
         return Page([record_batch(kept)], kept[-1].create_time) if kept else Page([], last)
 
-    def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    def counts(self, ranges: Sequence[tuple[int, int]], most: int | None = None) -> list[int]:
         """Rows of each window."""
         self.statement("counts")
         times = [r.create_time for r in self.rows]
-        return [sum(after < t <= upto for t in times) for after, upto in ranges]
+        return [min(sum(a < t <= b for t in times), most or len(times)) for a, b in ranges]
 
     def fetch(
         self, ranges: Sequence[VersionRange], rows: int, size: int, seconds: float | None = None

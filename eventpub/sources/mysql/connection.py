@@ -26,6 +26,7 @@ from pymysql.charset import charset_by_name
 from eventpub.config import Store
 from eventpub.errors import ConfigError, StoreError
 from eventpub.masking import current
+from eventpub.settings import read_file
 
 Connection = pymysql.connections.Connection
 
@@ -222,15 +223,7 @@ def _password(config: Store, in_url: str | None) -> str | None:
     if config.password is not None:
         return current(config.password.get_secret_value())
     if config.password_file is not None:
-        try:
-            return config.password_file.read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                "config.password_file",
-                f"the password file cannot be read: {type(error).__name__}",
-                where=f"store.password_file = {config.password_file}",
-                suggestion="name a file that the account that runs eventpub can read",
-            ) from error
+        return read_file(config.password_file, "store.password_file").rstrip("\r\n")
     return None if in_url is None else unquote(in_url)
 
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from time import monotonic
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
@@ -63,12 +63,6 @@ class EventStore(Source):
         self._layout = layout
         self._pool = server.Pool(config, layout.where)
         self.without_identity = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._pool.close()
@@ -127,13 +121,6 @@ class EventStore(Source):
         found = self._run(statements.nth_time(self._layout, *values, rows))
         return self._layout.instant(micros(found[0][0]), after, upto) if found else None
 
-    def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        values = statements.local_range(self._layout, after, upto)
-        if values is None:
-            return upto, 0
-        [(oldest, count)] = self._run(statements.waiting(self._layout, *values, most))
-        return self._layout.instant(micros(oldest), after, upto) if count else upto, int(count)
-
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
         layout, last = self._layout, None
         if layout.id_index is None:
@@ -154,7 +141,7 @@ class EventStore(Source):
         newest = self._layout.instant(micros(time)) if isinstance(time, datetime) else 0
         if newest <= now:
             return 0, 0
-        return newest - int(now), self.waiting(int(now), newest, _MOST_AHEAD)[1]
+        return newest - int(now), self.counts([(int(now), newest)], _MOST_AHEAD)[0]
 
     def never_read(self) -> int:
         return int(self._run(statements.without_time(self._layout, _MOST_NEVER_READ))[0][0])
@@ -222,12 +209,12 @@ class EventStore(Source):
             return Page(batches, None)
         return _without_moment(int(layout.instants(local_times(newest), after, upto)[0]), batches)
 
-    def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    def counts(self, ranges: Sequence[tuple[int, int]], most: int | None = None) -> list[int]:
         found = [0] * len(ranges)
         values = [(n, statements.local_range(self._layout, *r)) for n, r in enumerate(ranges)]
         some = [(n, local) for n, local in values if local is not None]
         for at in range(0, len(some), _UNIONS_PER_STATEMENT):
-            sql = statements.counts(self._layout, some[at : at + _UNIONS_PER_STATEMENT])
+            sql = statements.counts(self._layout, some[at : at + _UNIONS_PER_STATEMENT], most)
             for number, count in self._run(sql):
                 found[int(number)] = int(count)
         return found
@@ -286,7 +273,8 @@ class EventStore(Source):
     def existing(self, wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
         found: set[tuple[str, int]] = set()
         for at in range(0, len(wanted), _RANGES_PER_STATEMENT):
-            sql = statements.existing(self._layout, wanted[at : at + _RANGES_PER_STATEMENT])
+            some = [VersionRange(a, v, v) for a, v in wanted[at : at + _RANGES_PER_STATEMENT]]
+            sql = statements.versions_by_key(self._layout, some, only_keys=True)
             for ids, versions in self._blocks(sql, _PORTION_ROWS):
                 columns = ids.cast(pa.string()), versions.cast(pa.string()).cast(pa.int64())
                 found.update(zip(*(column.to_pylist() for column in columns), strict=True))

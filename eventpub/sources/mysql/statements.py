@@ -70,15 +70,17 @@ def _key(layout: Layout) -> str:
     return f"{layout.identity.selected}, {layout.version}"
 
 
-def counts(layout: Layout, ranges: Sequence[tuple[int, tuple[int, int]]]) -> str:
-    return " UNION ALL ".join(
-        _select(
-            f"{number}, COUNT(*)",
-            layout.by_time,
-            between(layout, first, last) + _with_identity(layout),
-        )
-        for number, (first, last) in ranges
-    )
+def counts(
+    layout: Layout, ranges: Sequence[tuple[int, tuple[int, int]]], most: int | None = None
+) -> str:
+    def count(number: int, first: int, last: int) -> str:
+        what, condition = f"{number}, COUNT(*)", between(layout, first, last)
+        condition += _with_identity(layout)
+        if most is None:
+            return _select(what, layout.by_time, condition)
+        return _select(what, f"({_select('1', layout.by_time, condition, most=most)}) AS t")
+
+    return " UNION ALL ".join(count(number, *values) for number, values in ranges)
 
 
 def nth_time(layout: Layout, first: int, last: int, n: int) -> str:
@@ -135,12 +137,6 @@ def _with_identity(layout: Layout) -> str:
     return f" AND NOT {_has_no_identity(layout)}" if layout.skips_nulls else ""
 
 
-def waiting(layout: Layout, first: int, last: int, most: int) -> str:
-    what, condition = f"{layout.create_time} AS t", between(layout, first, last)
-    rows = _select(what, layout.by_time, condition, layout.create_time, most)
-    return f"SELECT MIN(t), COUNT(*) FROM ({rows}) AS waiting"
-
-
 def local_range(layout: Layout, after: int, upto: int) -> tuple[int, int] | None:
     """The values ``first ≤ value ≤ last`` that the column can hold for ``after < t ≤ upto``."""
     unit, (first, last) = layout.unit, layout.clock.local_range(after, upto)
@@ -169,22 +165,18 @@ def in_shard(layout: Layout, shard: Shard | None) -> str:
     return f" AND {condition}"
 
 
-def versions_by_key(layout: Layout, ranges: Sequence[VersionRange]) -> str:
+def versions_by_key(
+    layout: Layout, ranges: Sequence[VersionRange], *, only_keys: bool = False
+) -> str:
     condition = " OR ".join(f"({_in_range(layout, r)})" for r in ranges)
+    what = _key(layout) if only_keys else columns(layout)
     # in index order, so that nothing is sorted and the first row comes at once
-    return _select(columns(layout), layout.by_key, condition, ", ".join(layout.key_columns))
+    return _select(what, layout.by_key, condition, ", ".join(layout.key_columns))
 
 
 def version_numbers(layout: Layout, r: VersionRange, most: int, *, highest: bool) -> str:
     order = f"{layout.version} {'DESC' if highest else 'ASC'}"
     return _select(layout.version, layout.by_key, _in_range(layout, r), order, most)
-
-
-def existing(layout: Layout, wanted: Sequence[tuple[str, int]]) -> str:
-    condition = " OR ".join(
-        f"({layout.identity.equals(a)} AND {layout.version} = {v:d})" for a, v in wanted
-    )
-    return _select(_key(layout), layout.by_key, condition)
 
 
 def some_keys(layout: Layout, most: int) -> str:
