@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 
-from eventpub.sink.fencing import hanging
 from eventpub.sink.folded import Decoder, Folded, Scope
 from eventpub.sink.layout import check_leaders, tail_gone
 from eventpub.sink.missing_markers import MissingMarkerError
-from eventpub.sink.reading import MARKER_TIMEOUT, Message, Reading, iter_ranges
+from eventpub.sink.reading import Message, Reading, iter_ranges
 from eventpub.sink.records import PartitionId, Written
-from eventpub.sink.topics import End, Meanwhile, list_offsets
+from eventpub.sink.topics import MARKER_TIMEOUT, End, Meanwhile, hanging, list_offsets
 
 FOLD_TIMEOUT = 60.0
 """Seconds without progress after which a fold fails."""

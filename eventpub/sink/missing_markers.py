@@ -25,9 +25,9 @@ from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients, log
 from eventpub.sink.encoder import CloudEvents, read_gap
 from eventpub.sink.layout import tail_gone
-from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
+from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import PartitionId, Written
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.topics import MARKER_TIMEOUT, hanging, list_offsets, open_below
 from eventpub.sink.transaction import PROBE, TransactionWriter
 
 if TYPE_CHECKING:
@@ -155,6 +155,20 @@ def again(message: Any) -> records.Record:
     """Copy a message to a record."""
     place, (_, created) = message.partition(), message.timestamp()
     return records.Record(message.key(), message.value(), place, created, message.headers() or [])
+
+
+def require_none_left_open(clients: Clients, app_id: str, places: Collection[PartitionId]) -> None:
+    """Raise `sink.hanging_transaction` if a fenced id has one open: its outcome is undecided."""
+    ends = list_offsets(clients, [*places], "latest")
+    for place, stable in open_below(clients, ends, MARKER_TIMEOUT).items():
+        if is_held_by(clients, app_id, place, stable, ends[place]):
+            raise hanging(clients.sink, place, stable, ends[place], MARKER_TIMEOUT)
+
+
+def is_held_by(clients: Clients, app_id: str, place: PartitionId, stable: int, end: int) -> bool:
+    """Whether the transaction open between last stable offset and high watermark is this id's."""
+    first = next(iter_ranges(clients, {place: (stable, end)}, committed=False, few=True), None)
+    return first is not None and records.is_ours(dict(first.headers() or ()), {app_id})
 
 
 def note_written(written: dict[str, Any], batch: Batch) -> None:

@@ -15,11 +15,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.client import Clients
-from eventpub.sink.topics import Meanwhile, list_offsets, open_below
+from eventpub.sink.topics import MARKER_TIMEOUT, Meanwhile, list_offsets, open_below
 
 Place = records.PartitionId
-MARKER_TIMEOUT = 2.0
-"""Seconds by which a marker may follow the answer that its transaction is over."""
 _FEW = 50
 """Offsets of a partition that are read at first: mostly the first one is an event."""
 Message = Any  # its types say None where there is always a value

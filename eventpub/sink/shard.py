@@ -15,13 +15,12 @@ from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents, Encoder
-from eventpub.sink.fencing import end_all
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import lost_records
 from eventpub.sink.origin import first_own, sources_of
 from eventpub.sink.records import PartitionId, Written
-from eventpub.sink.topics import Meanwhile
+from eventpub.sink.topics import Meanwhile, end_all
 from eventpub.sink.transaction import TransactionWriter
 
 _READ_BETWEEN = 5.0

@@ -17,10 +17,10 @@ from eventpub.coordinator import events as e
 from eventpub.errors import EventpubError, SinkError
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.workers import BrokerWork
-from eventpub.sink.fencing import hanging, is_held_by
 from eventpub.sink.markers import place_of
+from eventpub.sink.missing_markers import is_held_by
 from eventpub.sink.numbered import NumberedSink, markers_of
-from eventpub.sink.topics import list_offsets, partition_counts, visible_ends
+from eventpub.sink.topics import hanging, list_offsets, partition_counts, visible_ends
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
 from eventpub.spark.plan import Plan
