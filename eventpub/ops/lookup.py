@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 from eventpub.admission import SkippedGap, VersionRange
@@ -115,7 +116,7 @@ class OwnTopics:
         """Records of some aggregates (None: all) with headers; close the generator to stop."""
         wanted = None if keys is None else {key.encode() for key in keys}
         with closing(read_committed(self.clients, starts, self._until, ends)) as reading:
-            yield from own_records(reading, self._ids, wanted)
+            yield from own_records(chain.from_iterable(reading), self._ids, wanted)
             self.unread |= reading.unread
 
 

@@ -22,7 +22,7 @@ from eventpub.sink.layout import (
     written_topics,
     wrong_topics,
 )
-from eventpub.sink.origin import Sources, check_sample, sources_of
+from eventpub.sink.reading import Sources, check_sample, sources_of
 from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import counts_of, metadata, topic_ids
 from eventpub.sink.transaction import fence

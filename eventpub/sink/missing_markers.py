@@ -25,7 +25,7 @@ from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients, log
 from eventpub.sink.encoder import CloudEvents, read_gap
 from eventpub.sink.layout import tail_gone
-from eventpub.sink.reading import iter_ranges
+from eventpub.sink.reading import iter_ranges, own_records
 from eventpub.sink.records import PartitionId, Written
 from eventpub.sink.topics import MARKER_TIMEOUT, hanging, list_offsets, open_below
 from eventpub.sink.transaction import PROBE, TransactionWriter
@@ -65,10 +65,8 @@ def lost_records(
 
     def ours(ends: Mapping[PartitionId, int], *, committed: bool) -> Iterator[Any]:
         ranges = {place: (firsts[place], end) for place, end in ends.items()}
-        for message in iter_ranges(clients, ranges, committed=committed):
-            meanwhile()
-            if records.is_ours(dict(message.headers() or ()), app_ids):
-                yield message
+        messages = iter_ranges(clients, ranges, committed=committed, meanwhile=meanwhile)
+        return (message for message, _ in own_records(messages, app_ids))
 
     seen = ours({place: ends[place] for place in written}, committed=True)
     visible = _Visible(clients.sink, seen)

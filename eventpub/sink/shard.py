@@ -18,7 +18,7 @@ from eventpub.sink.encoder import CloudEvents, Encoder
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import lost_records
-from eventpub.sink.origin import first_own, sources_of
+from eventpub.sink.reading import first_own, sources_of
 from eventpub.sink.records import PartitionId, Written
 from eventpub.sink.topics import Meanwhile, end_all
 from eventpub.sink.transaction import TransactionWriter
