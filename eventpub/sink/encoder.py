@@ -59,9 +59,10 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class CloudEvents:
-    """Encodes as described in `records`; `source` becomes `ce_source`."""
+    """Encodes as described in `records`; `source` becomes `ce_source`; `more` headers of events."""
 
     source: str
+    more: tuple[tuple[str, bytes], ...] = ()
 
     def events(
         self, rows: Rows, placed: Placed, late: Marks = None, limit: int = FAR_AHEAD
@@ -119,6 +120,7 @@ class CloudEvents:
                 (records.TIME, records.time_texts(micros)),
                 ("ce_subject", ids),
                 (records.SEQUENCE, version_texts),
+                *self.more,
             ],
             content_types=[_JSON_TYPE[1].encode(), _BYTES[1].encode()],
             content_type=content_type,
