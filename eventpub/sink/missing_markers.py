@@ -12,7 +12,7 @@ of a crash in between. A record that the index counts as published is visible, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from eventpub.sink.encoder import CloudEvents, read_gap
 from eventpub.sink.layout import tail_gone
 from eventpub.sink.reading import iter_ranges, own_records
 from eventpub.sink.records import PartitionId, Written
-from eventpub.sink.topics import MARKER_TIMEOUT, hanging, list_offsets, open_below
+from eventpub.sink.topics import MARKER_TIMEOUT, Meanwhile, hanging, list_offsets, open_below
 from eventpub.sink.transaction import PROBE, TransactionWriter
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def lost_records(
     clients: Clients,
     app_ids: Collection[str],
     written: Mapping[PartitionId, Written],
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Meanwhile = lambda: None,
 ) -> list[tuple[str, records.Record]]:
     """Own records in these ranges that are visible neither there nor after them, in order.
 
@@ -198,18 +198,26 @@ def spans_of(published: Mapping[int, dict[str, Any]]) -> Iterator[Span]:
                 yield Span(task, (topic, int(partition)), first, end, count)
 
 
-def is_visible(clients: Clients, span: Span) -> bool:
-    """Whether the span's last record is visible or gone; waits for open transactions of others."""
-    low = list_offsets(clients, [span.place], "earliest")[span.place]
-    last = {span.place: (span.end - 1, span.end)}
-    if low >= span.end:
-        return True
+def hidden(
+    clients: Clients,
+    written: Mapping[PartitionId, Written],
+    meanwhile: Meanwhile = lambda: None,
+) -> set[PartitionId]:
+    """Ranges whose last record is on the topic, and not visible.
 
-    def is_there(*, committed: bool) -> bool:  # a message without a value is false
-        found = iter_ranges(clients, last, committed=committed, few=True)
-        return next(found, None) is not None
+    Offsets alone prove nothing: a coordinator that lost its decision writes an abort marker exactly
+    where the commit marker was to be.
+    """
+    lows = list_offsets(clients, [*written], "earliest")
+    last = {place: (end - 1, end) for place, (_, end) in written.items() if end > lows[place]}
 
-    return is_there(committed=True) or not is_there(committed=False)
+    def found(places: Collection[PartitionId], *, committed: bool) -> set[PartitionId]:
+        ranges = {place: last[place] for place in places}
+        messages = iter_ranges(clients, ranges, committed=committed, few=True, meanwhile=meanwhile)
+        return {(message.topic(), message.partition()) for message in messages}
+
+    unseen = last.keys() - found(last, committed=True)
+    return found(unseen, committed=False)
 
 
 class Settling:
@@ -268,7 +276,7 @@ class Settling:
     def _is_hidden(self, span: Span) -> bool:
         """Without the right to read the topic, the span counts as visible."""
         try:
-            return not is_visible(self._clients, span)
+            return bool(hidden(self._clients, {span.place: (span.first, span.end)}))
         except SinkError as error:
             if error.code != "sink.not_authorized":
                 raise

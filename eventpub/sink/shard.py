@@ -124,8 +124,6 @@ class ShardSink:
             lost = lost_records(self._clients, self._sources, written, meanwhile)
             if not lost:
                 return restored
-            if self.needs_replacement:
-                raise faults.aborted(None, self._sink)
             self._writer.run([Batch({}, lost)], no_crash, self._check_offsets)
             restored += len(lost)
 
@@ -140,14 +138,6 @@ class ShardSink:
 
     def publish(self, content: Content, crash_point: CrashPoint = no_crash) -> PublishedBatch:
         self.ready()
-        if self.needs_replacement:
-            raise SinkError(
-                "sink.fatal",
-                "the Kafka producer cannot be reused after an indefinite answer",
-                where=f"topic {self._sink.topic}",
-                suggestion="nothing to do: the shard restarts with a new producer",
-                retriable=True,
-            )
         if content.is_empty:
             return PublishedBatch(0, {})
         reduced = self._writer.caution.reduces_dead

@@ -214,8 +214,6 @@ class TransactionWriter:
 
     def run_aborted(self, places: Iterable[PartitionId]) -> None:
         """Abort a record in each partition, to end what the broker has left open of this id."""
-        if self.needs_replacement:
-            raise faults.aborted(None, self._sink)
         client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
         now = int(self._clock.time() * 1000)
         batch = Batch({}, [(t, Record("", b"", p, now, [PROBE])) for t, p in sorted(places)])
@@ -226,6 +224,8 @@ class TransactionWriter:
             raise error
 
     def _begin(self) -> None:
+        if self.needs_replacement:
+            raise faults.aborted(None, self._sink)
         self.serve()
         self.log.forget()
         self._began = self._clock.monotonic()

@@ -29,9 +29,7 @@ from eventpub.sink.records import Columns, DeadRow, contents_of
 from eventpub.sink.topics import partition_counts
 from eventpub.spark.options import SinkOptions
 from eventpub.spark.rows import InputRows
-
-Refusal = tuple[str, int, str]
-"""Aggregate, version and reason of an event refused by the broker."""
+from eventpub.spark.sink import Published, Refusal
 
 _first_batches: dict[tuple[str, str], tuple[str, int]] = {}
 """By id and query: its run, and the run's first batch seen by this process."""
@@ -39,19 +37,15 @@ _first_batches: dict[tuple[str, str], tuple[str, int]] = {}
 
 def publish(
     batches: Iterator[pa.RecordBatch], options: SinkOptions, *, is_source: bool
-) -> tuple[int, bool, int, tuple[Refusal, ...], dict[str, Any] | None]:
-    """Publish the rows of a task in one transaction, unless another attempt has.
-
-    Returns:
-        The fields of `sink.Published`.
-    """
+) -> Published:
+    """Publish the rows of a task in one transaction, unless another attempt has."""
     numbered, sink = _numbered(options), numbered_sink(options)
     parts = _Parts(batches, options, sink, is_source=is_source, has_written=numbered.batch > 0)
     if not (parts.has_rows or numbered.is_repeated) and (numbered.batch or numbered.task):
-        return 0, False, numbered.task, (), None
+        return Published(0, False, numbered.task)
     done = sink.publish(numbered, parts)
     refused = parts.refused() if done.is_new else ()
-    return parts.rows, done.is_new, numbered.task, refused, done.marker
+    return Published(parts.rows, done.is_new, numbered.task, refused, done.marker)
 
 
 def numbered_sink(options: SinkOptions) -> NumberedSink:

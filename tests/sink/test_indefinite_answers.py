@@ -171,7 +171,7 @@ def test_a_sink_in_doubt_publishes_nothing_more(sink: ShardSink, cluster: MockCl
     cluster.answer(END_TXN, (_TRANSPORT, 0))
     publish(sink)
     cluster.forget_requests()
-    assert refused(sink).code == "sink.fatal"
+    assert refused(sink).code == "sink.aborted"
     assert cluster.requests(PRODUCE) == cluster.requests(END_TXN) == 0
 
 
