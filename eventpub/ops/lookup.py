@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any, TypeAlias
 
 from eventpub.admission.model import SkippedGap, VersionRange
@@ -160,7 +160,7 @@ class OwnTopics:
         """Records of some aggregates (None: all) with headers; close the generator to stop."""
         wanted = None if keys is None else {key.encode() for key in keys}
         with closing(read_committed(self.clients, starts, self._until, ends)) as reading:
-            yield from own_records(reading, self._ids, wanted)
+            yield from own_records(chain.from_iterable(reading), self._ids, wanted)
             self.unread |= reading.unread
 
     def letters(self, keys: Collection[str] | None = None) -> Iterator[Found]:

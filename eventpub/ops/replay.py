@@ -26,6 +26,7 @@ from eventpub.ops.topic import committed_ends
 from eventpub.sink import faults, records
 from eventpub.sink.base import Content, RecordRefusedError
 from eventpub.sink.client import Clients
+from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.reading import Place, own_records, read_committed
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import create, list_offsets, offsets_at, partition_counts
@@ -160,12 +161,15 @@ class _Replay:
         changes = {"topic": self._what.topic, "delivery": "exactly_once"}
         sink = self._config.sink.model_copy(update=changes)
         shard, owner = Shard(0, 1, len(self._places)), f"replay.{result.id}"
+        encoder = CloudEvents(self._config.app.id, ((REPLAY, result.id.encode()),))
 
         def show() -> None:
             on_progress(result.before + result.events + result.refused, self._order.total)
 
         while True:
-            with ShardSink(Clients(sink), self._config.app.id, shard, owner=owner) as writer:
+            with ShardSink(
+                Clients(sink), self._config.app.id, shard, owner=owner, encoder=encoder
+            ) as writer:
                 writer.ready()  # fences the previous writer: its transactions are over
                 self._read_back()
                 if reached < 0:
@@ -187,11 +191,11 @@ class _Replay:
 
         On RecordRefusedError, rows are left out and nothing was published; on SinkError, read back.
         """
-        result, marks = self._result, [(REPLAY, self._result.id)]
+        result = self._result
         for page in self._order.left():
             for rows in self._rows([event for event in page if event[:2] not in self._refused]):
                 try:
-                    writer.publish(Content(rows, marks=[marks] * rows.num_rows))
+                    writer.publish(Content(rows))
                 except RecordRefusedError as refused:
                     for row in sorted(refused.rows):
                         self._refuse(_keys(rows)[row], refused.reason)
@@ -231,7 +235,7 @@ class _Replay:
         starts = self._read_to or offsets_at(clients, self._places, first)
         for chunk in read_committed(clients, starts, ends=ends):
             done: dict[str, int] = {}
-            for message, headers in own_records([chunk], {self._config.app.id}):
+            for message, headers in own_records(chunk, {self._config.app.id}):
                 if headers.get(REPLAY) == wanted:
                     self._on_topic += 1
                     aggregate_id, version = message.key().decode(), int(headers[records.SEQUENCE])

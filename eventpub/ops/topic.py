@@ -19,10 +19,9 @@ import pyarrow as pa
 from eventpub import config
 from eventpub.sink.client import Clients
 from eventpub.sink.faults import topic_missing
-from eventpub.sink.fencing import hanging
 from eventpub.sink.reading import Place, Reading
 from eventpub.sink.records import metadata_headers
-from eventpub.sink.topics import list_offsets, offsets_at, open_below, partition_counts
+from eventpub.sink.topics import hanging, list_offsets, offsets_at, open_below, partition_counts
 from eventpub.times import format_time
 
 Message = Any  # its types say None where there is always a value

@@ -24,12 +24,11 @@ from eventpub.errors import StateError
 from eventpub.index import Storage, Summary, of_another, summary
 from eventpub.shard.assignment import Assignment, Parts, adopts, identity_of, threads_of
 from eventpub.sink.client import Clients
-from eventpub.sink.fencing import fence_all
 from eventpub.sink.layout import check_age, check_topics, check_written
 from eventpub.sink.numbered import NumberedSink, markers_of
-from eventpub.sink.origin import check_sample, check_sides, has_written, sources_of
-from eventpub.sink.reading import oldest_events
+from eventpub.sink.reading import check_sample, check_sides, has_written, oldest_events, sources_of
 from eventpub.sink.topics import partition_counts, topic_ids, visible_ends
+from eventpub.sink.transaction import fence_all
 from eventpub.sources.base import BEGINNING, Source, start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.sources.mysql.server import UNGUARDED, Server

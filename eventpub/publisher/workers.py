@@ -16,7 +16,7 @@ from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.shard.assignment import Assignment
 from eventpub.sink.faults import topic_gone
 from eventpub.sink.layout import check_written
-from eventpub.sink.origin import check_between, sources_of
+from eventpub.sink.reading import check_between, sources_of
 from eventpub.sink.topics import open_below, topic_ids, visible_ends
 from eventpub.sources.base import Poll, Source
 

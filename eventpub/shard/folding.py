@@ -15,8 +15,8 @@ from eventpub.admission.model import Known, Rewritten, Seen, in_ranges
 from eventpub.channel import Folding
 from eventpub.shard.baseline import Baseline
 from eventpub.shard.context import PublishingContext
-from eventpub.sink.faults import topic_remade
 from eventpub.sink.folded import Folded
+from eventpub.sink.layout import recreated
 from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.topics import topic_ids
 
@@ -213,12 +213,7 @@ class Fold:
         context = self._context
         sink, index = context.assignment.config.sink, context.index
         ids = topic_ids(context.parts.clients, sink.topics)
-        known = index.topics
-        made_again = {topic for topic, id_ in ids.items() if known.get(topic, id_) != id_}
-        if sink.topic in made_again:
-            if ids[sink.topic] != sink.accept_topic_id:
-                raise topic_remade(sink, ids[sink.topic])
-            made_again = set(sink.topics)
+        made_again = recreated(sink, ids, index.topics)
         index.note_topics(ids, made_again)
         context.report.made_again += sorted(made_again)
 

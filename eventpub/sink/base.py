@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from eventpub.admission.model import SkippedGap
 from eventpub.errors import SinkError, counted
-from eventpub.sink.records import DeadRow, Header, PartitionId, Written
+from eventpub.sink.records import DeadRow, PartitionId, Written
 
 CrashPoint: TypeAlias = Callable[[str], None]
 """Called with the name of each step; tests crash there."""
@@ -32,8 +32,8 @@ def no_crash(_point: str) -> None:
 class Content:
     """The content of one batch: `events`, `gaps`, `dead` and `diverted` go to a topic each.
 
-    `late` marks events for the header `eventpub_late`; `marks` are more headers of each event;
-    `now` (database time, µs) limits the records' timestamps.
+    `late` marks events for the header `eventpub_late`; `now` (database time, µs) limits the
+    records' timestamps.
     """
 
     events: pa.Table
@@ -42,7 +42,6 @@ class Content:
     dead: Sequence[DeadRow] = ()
     diverted: pa.Table | None = None
     now: int | None = None
-    marks: Sequence[Sequence[Header]] | None = None
 
     @property
     def is_empty(self) -> bool:

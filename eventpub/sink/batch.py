@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -71,25 +71,18 @@ class Reports:
 
 @dataclass(frozen=True)
 class Events:
-    """Rows of `EVENTS` for one topic; `limit` caps timestamps, µs; `marks` are extra headers."""
+    """Rows of `EVENTS` for one topic; `limit` caps timestamps, µs."""
 
     rows: pa.Table
     encoder: Encoder
     late: npt.NDArray[np.bool_] | None
     partitions: npt.NDArray[np.int32]
     limit: int = records.FAR_AHEAD
-    marks: Sequence[Sequence[records.Header]] | None = None
 
-    @cached_property
-    def columns(self) -> records.Columns:
-        """All rows, to be produced one by one."""
-        columns = self.encoder.events(self.rows, self.partitions, self.late, self.limit)
-        if self.marks is None:
-            return columns
-        headers = [[*own, *more] for own, more in zip(columns.headers, self.marks, strict=True)]
-        return replace(columns, headers=headers)
-
-    def taken(self, rows: npt.NDArray[np.int64]) -> records.Columns:
+    def columns(self, rows: npt.NDArray[np.int64] | None = None) -> records.Columns:
+        """Rows, by default all, to be produced one by one."""
+        if rows is None:
+            return self.encoder.events(self.rows, self.partitions, self.late, self.limit)
         late = None if self.late is None else self.late[rows]
         some: Any = self.rows.take(rows)
         return self.encoder.events(some, self.partitions[rows], late, self.limit)
@@ -97,8 +90,6 @@ class Events:
     @property
     def fixed(self) -> records.FixedEvents | None:
         """All rows, to be produced in bulk; None if their headers are not uniform."""
-        if self.marks is not None:
-            return None
         return self.encoder.fixed(self.rows, self.partitions, self.late, self.limit)
 
     def ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -175,15 +166,15 @@ def batch_of(
 ) -> Batch:
     """Encode a shard's content, or raise `sink.wrong_partition`."""
 
-    def of(rows: pa.Table, marks: npt.NDArray[np.bool_] | None) -> Events:
+    def of(rows: pa.Table, late: npt.NDArray[np.bool_] | None) -> Events:
         placed = records.partitions_of(rows, shard.partitions)
-        return Events(rows, encoder, marks, placed, limit)
+        return Events(rows, encoder, late, placed, limit)
 
     count = shard.partitions
     limit = int(time.time() * 1e6) + AHEAD_OF_CLOCK
     limit = limit if content.now is None else min(content.now, limit)
 
-    by_topic = {sink.topic: replace(of(content.events, content.late), marks=content.marks)}
+    by_topic = {sink.topic: of(content.events, content.late)}
     diverted = content.diverted
     if diverted is not None and len(diverted):
         by_topic[sink.late_topic] = of(diverted, np.ones(len(diverted), np.bool_))
@@ -254,7 +245,7 @@ class Producing:
             or (at_once := self._clients.bulk(self._writer.client, len(events.rows))) is None
             or (fixed := events.fixed) is None
         ):
-            self._produce_columns(topic, events.columns, batch, crash_point)
+            self._produce_columns(topic, events.columns(), batch, crash_point)
             return
         first, last = events.ends()
         between = np.ones(len(events.rows), np.bool_)
@@ -262,11 +253,11 @@ class Producing:
         rows = np.flatnonzero(between)
         half = len(rows) // 2
         batch.has_unreported = True
-        self._produce_columns(topic, events.taken(first), batch, no_crash, first)
+        self._produce_columns(topic, events.columns(first), batch, no_crash, first)
         self._produce_at_once(at_once, topic, fixed, rows[:half])
         crash_point("during_produce")
         self._produce_at_once(at_once, topic, fixed, rows[half:])
-        self._produce_columns(topic, events.taken(last), batch, no_crash, last)
+        self._produce_columns(topic, events.columns(last), batch, no_crash, last)
         for partition, count in enumerate(np.bincount(events.partitions[rows]).tolist()):
             batch.reports_of(topic, partition).between = count
 

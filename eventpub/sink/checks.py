@@ -13,7 +13,6 @@ from eventpub.sink import faults
 from eventpub.sink.batch import AHEAD_OF_CLOCK
 from eventpub.sink.client import Clients
 from eventpub.sink.client_settings import producer_settings
-from eventpub.sink.fencing import try_transactions
 from eventpub.sink.layout import (
     alter,
     check_written,
@@ -23,9 +22,10 @@ from eventpub.sink.layout import (
     written_topics,
     wrong_topics,
 )
-from eventpub.sink.origin import Sources, check_sample, sources_of
+from eventpub.sink.reading import Sources, check_sample, sources_of
 from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import counts_of, metadata, topic_ids
+from eventpub.sink.transaction import fence
 
 Weakness = tuple[Literal["warn", "wrong"], str, str | None]
 """Status, meaning, and the better setting; None: add replicas."""
@@ -124,7 +124,7 @@ def _topics(
 def _transactions(clients: Clients, app_id: str) -> Check:
     name = "transactions"
     try:
-        try_transactions(clients, app_id)
+        fence(clients, app_id, "doctor")  # an id that no shard has
     except EventpubError as error:
         return Check.wrong(name, error)
     timeout = format_duration(clients.sink.transaction_timeout)

@@ -128,7 +128,6 @@ class Clients:
 
     sink: config.Sink
     clock: Clock = SYSTEM_CLOCK
-    thread: type[threading.Thread] = threading.Thread
     pool: type[ThreadPoolExecutor] = ThreadPoolExecutor
 
     def producer(

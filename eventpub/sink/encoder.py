@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.sink import records
 from eventpub.sink.records import FAR_AHEAD, DeadRow, Header, Record, parse_times
+from eventpub.times import format_time
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch
 Placed: TypeAlias = npt.NDArray[np.int32]
@@ -58,9 +59,10 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class CloudEvents:
-    """Encodes as described in `records`; `source` becomes `ce_source`."""
+    """Encodes as described in `records`; `source` becomes `ce_source`; `more` headers of events."""
 
     source: str
+    more: tuple[tuple[str, bytes], ...] = ()
 
     def events(
         self, rows: Rows, placed: Placed, late: Marks = None, limit: int = FAR_AHEAD
@@ -118,6 +120,7 @@ class CloudEvents:
                 (records.TIME, records.time_texts(micros)),
                 ("ce_subject", ids),
                 (records.SEQUENCE, version_texts),
+                *self.more,
             ],
             content_types=[_JSON_TYPE[1].encode(), _BYTES[1].encode()],
             content_type=content_type,
@@ -125,7 +128,7 @@ class CloudEvents:
 
     def gap(self, gap: SkippedGap, partitions: int, limit: int = FAR_AHEAD) -> Record:
         """JSON with RFC 3339 times."""
-        times = {name: _rfc3339(getattr(gap, name)) for name in ("first_seen", "skipped_at")}
+        times = {name: format_time(getattr(gap, name)) for name in ("first_seen", "skipped_at")}
         value = {**asdict(gap), **times}
         return Record(
             key=gap.aggregate_id,
@@ -162,7 +165,7 @@ class CloudEvents:
             if row.version is not None:
                 _add(headers, "ce_id", "eventpub_id_bytes", key + f"/{row.version}".encode())
         if row.create_time is not None:
-            headers.append((records.TIME, _rfc3339(row.create_time)))
+            headers.append((records.TIME, format_time(row.create_time)))
         if row.published is not None:
             headers.append((records.CONFLICT, f"{row.published[0]} {row.published[1]}"))
         keep = 0 if reduced else MOST_TEXT
@@ -214,10 +217,6 @@ def _headers(
 
 def _whole(column: Any) -> Any:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def _rfc3339(micros: int) -> str:
-    return records.format_times(np.array([micros], np.int64))[0].decode()
 
 
 def read_gap(value: bytes) -> SkippedGap:

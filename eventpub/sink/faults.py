@@ -262,6 +262,7 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
         "sink.fatal",
         f"Kafka's client failed while {doing} ({says(error)})",
         where=f"sink.topic = {sink.topic}",
+        suggestion="nothing to do: the shard restarts with a new producer",
         retriable=True,
     )
 

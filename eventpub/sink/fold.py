@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 
-from eventpub.sink.fencing import hanging
 from eventpub.sink.folded import Decoder, Folded, Scope
 from eventpub.sink.layout import check_leaders, tail_gone
-from eventpub.sink.missing_markers import MissingMarkerError
-from eventpub.sink.reading import MARKER_TIMEOUT, Message, Reading, iter_ranges
+from eventpub.sink.missing_markers import MissingMarkerError, unseen
+from eventpub.sink.reading import Message, Reading
 from eventpub.sink.records import PartitionId, Written
-from eventpub.sink.topics import End, Meanwhile, list_offsets
+from eventpub.sink.topics import MARKER_TIMEOUT, End, Meanwhile, hanging, list_offsets
 
 FOLD_TIMEOUT = 60.0
 """Seconds without progress after which a fold fails."""
@@ -193,28 +192,11 @@ class Fold(Iterator[Folded]):
         return all(now[place] == self._ends[place] for place in sides)
 
     def _require_visible(self) -> None:
-        """Check that the last record below each saved offset is visible.
-
-        Offsets alone prove nothing: a coordinator that lost its decision writes an abort marker
-        exactly where the commit marker was to be.
-        """
-        lows = self._list("earliest") if self._written else {}
-        last = {
-            place: (written[1] - 1, written[1])
-            for place in self._ends.keys() - self._scope.of_others
-            if (written := self._before_marker(place)) and written[1] > lows[place]
-        }
-        for message in iter_ranges(
-            self._clients,
-            {**last},
-            committed=True,
-            few=True,
-            timeout=FOLD_TIMEOUT,
-            meanwhile=self._meanwhile,
-        ):
-            last.pop((message.topic(), message.partition()), None)
-        if last:
-            raise MissingMarkerError({place: self._written[place] for place in last})
+        """Check that the last record below each saved offset is visible."""
+        places = self._ends.keys() - self._scope.of_others
+        written = {place: at for place in places if (at := self._before_marker(place))}
+        if lost := unseen(self._clients, written, self._meanwhile):
+            raise MissingMarkerError({place: written[place] for place in lost})
 
     def _list(self, end: End, *, committed: bool = False) -> dict[PartitionId, int]:
         scope = self._scope

@@ -14,7 +14,7 @@ from eventpub.admission.model import Shard, SkippedGap, topic_partition
 from eventpub.sink import records
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_conflict, read_gap
-from eventpub.sink.origin import Sources, origin_of, other_publisher
+from eventpub.sink.reading import Sources, origin_of, other_publisher
 from eventpub.sink.records import PartitionId
 
 

@@ -153,6 +153,19 @@ def _too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) 
     )
 
 
+def recreated(sink: config.Sink, ids: Mapping[str, str], known: Mapping[str, str]) -> set[str]:
+    """Topics with another id than known: all, if that of the events is one that is accepted.
+
+    Raises `sink.topic_recreated` if it is not accepted.
+    """
+    found = {name for name, id_ in ids.items() if known.get(name, id_) != id_}
+    if sink.topic not in found:
+        return found
+    if ids[sink.topic] != sink.accept_topic_id:
+        raise faults.topic_remade(sink, ids[sink.topic])
+    return set(sink.topics)
+
+
 def check_written(
     clients: Clients,
     ids: Mapping[str, str],
@@ -163,12 +176,7 @@ def check_written(
 
     Returns the `ends` that are still valid; raises `sink.topic_recreated`.
     """
-    sink = clients.sink
-    made_again = {name for name, id_ in ids.items() if known.get(name, id_) != id_}
-    if sink.topic in made_again:
-        if ids[sink.topic] != sink.accept_topic_id:
-            raise faults.topic_remade(sink, ids[sink.topic])
-        made_again = set(sink.topics)
+    sink, made_again = clients.sink, recreated(clients.sink, ids, known)
     kept = {place: end for place, end in ends.items() if place[0] in set(sink.topics) - made_again}
     found = list_offsets(clients, list(kept), "latest", optional=frozenset(sink.topics[1:]))
     marker = 1 if sink.delivery == "exactly_once" else 0

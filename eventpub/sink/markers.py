@@ -16,11 +16,10 @@ from eventpub.errors import SinkError
 from eventpub.sink.base import Refused
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
-from eventpub.sink.fencing import end_all, hanging
 from eventpub.sink.layout import check_leaders
 from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import SOURCE, Header, PartitionId, Record
-from eventpub.sink.topics import create, list_offsets, open_below
+from eventpub.sink.topics import create, end_all, hanging, list_offsets, open_below
 from eventpub.sink.transaction import TransactionWriter
 
 _OPEN_FOR = 90.0

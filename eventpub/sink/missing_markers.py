@@ -12,7 +12,7 @@ of a crash in between. A record that the index counts as published is visible, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,9 @@ from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients, log
 from eventpub.sink.encoder import CloudEvents, read_gap
 from eventpub.sink.layout import tail_gone
-from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
+from eventpub.sink.reading import iter_ranges, own_records
 from eventpub.sink.records import PartitionId, Written
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.topics import MARKER_TIMEOUT, Meanwhile, hanging, list_offsets, open_below
 from eventpub.sink.transaction import PROBE, TransactionWriter
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def lost_records(
     clients: Clients,
     app_ids: Collection[str],
     written: Mapping[PartitionId, Written],
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Meanwhile = lambda: None,
 ) -> list[tuple[str, records.Record]]:
     """Own records in these ranges that are visible neither there nor after them, in order.
 
@@ -65,10 +65,8 @@ def lost_records(
 
     def ours(ends: Mapping[PartitionId, int], *, committed: bool) -> Iterator[Any]:
         ranges = {place: (firsts[place], end) for place, end in ends.items()}
-        for message in iter_ranges(clients, ranges, committed=committed):
-            meanwhile()
-            if records.is_ours(dict(message.headers() or ()), app_ids):
-                yield message
+        messages = iter_ranges(clients, ranges, committed=committed, meanwhile=meanwhile)
+        return (message for message, _ in own_records(messages, app_ids))
 
     seen = ours({place: ends[place] for place in written}, committed=True)
     visible = _Visible(clients.sink, seen)
@@ -157,6 +155,20 @@ def again(message: Any) -> records.Record:
     return records.Record(message.key(), message.value(), place, created, message.headers() or [])
 
 
+def require_none_left_open(clients: Clients, app_id: str, places: Collection[PartitionId]) -> None:
+    """Raise `sink.hanging_transaction` if a fenced id has one open: its outcome is undecided."""
+    ends = list_offsets(clients, [*places], "latest")
+    for place, stable in open_below(clients, ends, MARKER_TIMEOUT).items():
+        if is_held_by(clients, app_id, place, stable, ends[place]):
+            raise hanging(clients.sink, place, stable, ends[place], MARKER_TIMEOUT)
+
+
+def is_held_by(clients: Clients, app_id: str, place: PartitionId, stable: int, end: int) -> bool:
+    """Whether the transaction open between last stable offset and high watermark is this id's."""
+    first = next(iter_ranges(clients, {place: (stable, end)}, committed=False, few=True), None)
+    return first is not None and records.is_ours(dict(first.headers() or ()), {app_id})
+
+
 def note_written(written: dict[str, Any], batch: Batch) -> None:
     """Add the offsets and the count of a batch's delivered records."""
     for (topic, partition), reports in batch.reports.items():
@@ -186,18 +198,22 @@ def spans_of(published: Mapping[int, dict[str, Any]]) -> Iterator[Span]:
                 yield Span(task, (topic, int(partition)), first, end, count)
 
 
-def is_visible(clients: Clients, span: Span) -> bool:
-    """Whether the span's last record is visible or gone; waits for open transactions of others."""
-    low = list_offsets(clients, [span.place], "earliest")[span.place]
-    last = {span.place: (span.end - 1, span.end)}
-    if low >= span.end:
-        return True
+def unseen(
+    clients: Clients,
+    written: Mapping[PartitionId, Written],
+    meanwhile: Meanwhile = lambda: None,
+    *,
+    committed: bool = True,
+) -> set[PartitionId]:
+    """Ranges, not removed by retention, whose last record is not visible, or not there at all.
 
-    def is_there(*, committed: bool) -> bool:  # a message without a value is false
-        found = iter_ranges(clients, last, committed=committed, few=True)
-        return next(found, None) is not None
-
-    return is_there(committed=True) or not is_there(committed=False)
+    Offsets alone prove nothing: a coordinator that lost its decision writes an abort marker exactly
+    where the commit marker was to be.
+    """
+    lows = list_offsets(clients, [*written], "earliest")
+    last = {place: (end - 1, end) for place, (_, end) in written.items() if end > lows[place]}
+    messages = iter_ranges(clients, last, committed=committed, few=True, meanwhile=meanwhile)
+    return last.keys() - {(message.topic(), message.partition()) for message in messages}
 
 
 class Settling:
@@ -256,7 +272,10 @@ class Settling:
     def _is_hidden(self, span: Span) -> bool:
         """Without the right to read the topic, the span counts as visible."""
         try:
-            return not is_visible(self._clients, span)
+            written = {span.place: (span.first, span.end)}
+            return bool(unseen(self._clients, written)) and not unseen(
+                self._clients, written, committed=False
+            )
         except SinkError as error:
             if error.code != "sink.not_authorized":
                 raise

@@ -29,7 +29,6 @@ from eventpub.failpoint import failpoint
 from eventpub.sink.base import REDO, RecordRefusedError, Refusals
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients, log
-from eventpub.sink.fencing import fence_all, require_none_left_open
 from eventpub.sink.markers import (
     SAME_ROWS,
     Marker,
@@ -37,11 +36,10 @@ from eventpub.sink.markers import (
     Numbered,
     Parts,
 )
-from eventpub.sink.missing_markers import Settling, note_written
-from eventpub.sink.reading import MARKER_TIMEOUT
+from eventpub.sink.missing_markers import Settling, note_written, require_none_left_open
 from eventpub.sink.records import PartitionId
-from eventpub.sink.topics import list_offsets, open_below, partition_counts
-from eventpub.sink.transaction import TransactionWriter
+from eventpub.sink.topics import MARKER_TIMEOUT, list_offsets, open_below, partition_counts
+from eventpub.sink.transaction import TransactionWriter, fence_all
 from eventpub.times import Patience
 
 _REDO = REDO | {"sink.fenced", "sink.own_request_late", "sink.transaction_expired"}

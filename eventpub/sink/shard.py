@@ -15,13 +15,12 @@ from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents, Encoder
-from eventpub.sink.fencing import end_all
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import lost_records
-from eventpub.sink.origin import first_own, sources_of
+from eventpub.sink.reading import first_own, sources_of
 from eventpub.sink.records import PartitionId, Written
-from eventpub.sink.topics import Meanwhile
+from eventpub.sink.topics import Meanwhile, end_all
 from eventpub.sink.transaction import TransactionWriter
 
 _READ_BETWEEN = 5.0
@@ -125,8 +124,6 @@ class ShardSink:
             lost = lost_records(self._clients, self._sources, written, meanwhile)
             if not lost:
                 return restored
-            if self.needs_replacement:
-                raise faults.aborted(None, self._sink)
             self._writer.run([Batch({}, lost)], no_crash, self._check_offsets)
             restored += len(lost)
 
@@ -141,14 +138,6 @@ class ShardSink:
 
     def publish(self, content: Content, crash_point: CrashPoint = no_crash) -> PublishedBatch:
         self.ready()
-        if self.needs_replacement:
-            raise SinkError(
-                "sink.fatal",
-                "the Kafka producer cannot be reused after an indefinite answer",
-                where=f"topic {self._sink.topic}",
-                suggestion="nothing to do: the shard restarts with a new producer",
-                retriable=True,
-            )
         if content.is_empty:
             return PublishedBatch(0, {})
         reduced = self._writer.caution.reduces_dead

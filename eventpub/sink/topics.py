@@ -1,4 +1,4 @@
-"""Queries brokers for partitions, ids, rights and offsets; creates topics.
+"""Queries brokers for partitions, ids, rights, offsets and open transactions; creates topics.
 
 No query waits for ever for a broker that is silent or leads no longer. Each may raise
 `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized` or `sink.topic_missing`.
@@ -6,7 +6,7 @@ No query waits for ever for a broker that is silent or leads no longer. Each may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal
@@ -22,11 +22,19 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
+from eventpub import config
+from eventpub.errors import SinkError
 from eventpub.sink import client, faults
 from eventpub.sink.client import ClientLog, Clients
+from eventpub.sink.records import PartitionId
 
 REACH_TIMEOUT = 10.0
 """Seconds without an answer after which a broker counts as unreachable."""
+
+MARKER_TIMEOUT = 2.0
+"""Seconds by which a marker may follow the answer that its transaction is over."""
+_ENDED_WITHIN = 3 * MARKER_TIMEOUT
+"""Seconds within which ended transactions must be seen as ended."""
 
 _NO_IDS = {"", "None", "AAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAAQ"}
 
@@ -148,9 +156,9 @@ def described(
 
 def visible_ends(
     clients: Clients,
-    places: Sequence[tuple[str, int]] | None = None,
+    places: Sequence[PartitionId] | None = None,
     timeout: float = REACH_TIMEOUT,
-) -> dict[tuple[str, int], int]:
+) -> dict[PartitionId, int]:
     """Last stable offsets, by default of all partitions of the topic."""
     if places is None:
         count = partition_counts(clients, timeout).get(clients.sink.topic, 0)
@@ -218,13 +226,13 @@ def _wait_for(clients: Clients, topics: list[str]) -> dict[str, int]:
 
 def list_offsets(  # noqa: PLR0913 (options, by keyword)
     clients: Clients,
-    partitions: list[tuple[str, int]],
+    partitions: list[PartitionId],
     end: End,
     *,
     committed: bool = False,
     optional: frozenset[str] = frozenset(),
     timeout: float = REACH_TIMEOUT,
-) -> dict[tuple[str, int], int]:
+) -> dict[PartitionId, int]:
     """The low or high watermark, or with `committed` the last stable offset, of each partition.
 
     Leaves out missing topics that are `optional`. Queries a consumer: librdkafka's admin client
@@ -241,12 +249,12 @@ def list_offsets(  # noqa: PLR0913 (options, by keyword)
 
 
 def offsets_at(
-    clients: Clients, places: Iterable[tuple[str, int]], millis: int
-) -> dict[tuple[str, int], int]:
+    clients: Clients, places: Iterable[PartitionId], millis: int
+) -> dict[PartitionId, int]:
     """Offsets below which no record has a timestamp at or after `millis` (ms since 1970)."""
     ends = list_offsets(clients, list(places), "latest", committed=True)
 
-    def is_answer(place: tuple[str, int], offset: int) -> bool:
+    def is_answer(place: PartitionId, offset: int) -> bool:
         # anything else is the query's own value: no answer
         return offset == OFFSET_END or 0 <= offset <= ends[place]
 
@@ -256,16 +264,16 @@ def offsets_at(
 
 def _ask(  # noqa: PLR0913 (options, by keyword)
     clients: Clients,
-    partitions: list[tuple[str, int]],
+    partitions: list[PartitionId],
     at: int,
-    is_answer: Callable[[tuple[str, int], int], bool],
+    is_answer: Callable[[PartitionId, int], bool],
     *,
     committed: bool,
     optional: frozenset[str] = frozenset(),
     timeout: float,
-) -> dict[tuple[str, int], int]:
+) -> dict[PartitionId, int]:
     """Query offsets until each partition has answered; a lost connection gives no answer."""
-    offsets: dict[tuple[str, int], int] = {}
+    offsets: dict[PartitionId, int] = {}
     if not (asking := set(partitions)):
         return offsets
     met: KafkaError | None = None
@@ -297,11 +305,11 @@ def _ask(  # noqa: PLR0913 (options, by keyword)
 
 def open_below(
     clients: Clients,
-    ends: Mapping[tuple[str, int], int],
+    ends: Mapping[PartitionId, int],
     patience: float,
     meanwhile: Meanwhile = lambda: None,
     timeout: float = REACH_TIMEOUT,
-) -> dict[tuple[str, int], int]:
+) -> dict[PartitionId, int]:
     """Wait up to `patience` seconds until no transaction is open below these offsets.
 
     Returns:
@@ -317,9 +325,48 @@ def open_below(
         clients.clock.sleep(0.02)
 
 
+def end_all(
+    clients: Clients,
+    places: Collection[PartitionId],
+    end_open: Callable[[Mapping[PartitionId, int]], None],
+    meanwhile: Meanwhile = lambda: None,
+) -> None:
+    """Wait until no transaction is open below these partitions' current ends.
+
+    `end_open` ends open ones, by last stable offset; it is called if waiting does not help, and
+    `sink.hanging_transaction` is raised if that does not.
+    """
+    ends = list_offsets(clients, [*places], "latest")
+    if held := open_below(clients, ends, MARKER_TIMEOUT, meanwhile):
+        end_open(held)
+        # the marker of the transaction that ended it may be missing, too
+        ends |= list_offsets(clients, list(held), "latest")
+        held = open_below(clients, ends, _ENDED_WITHIN, meanwhile)
+    for place, stable in sorted(held.items()):
+        raise hanging(clients.sink, place, stable, ends[place], _ENDED_WITHIN)
+
+
+def hanging(
+    sink: config.Sink, place: PartitionId, stable: int, end: int, seconds: float
+) -> SinkError:
+    """`stable`: last stable offset; `end`: high watermark; `seconds`: time without progress."""
+    topic, partition = place
+    tool = f"kafka-transactions.sh --bootstrap-server {sink.bootstrap_servers}"
+    return SinkError(
+        "sink.hanging_transaction",
+        f"an open transaction holds {topic}[{partition}]: last stable offset {stable},"
+        f" high watermark {end}, no progress for {seconds:.0f} s",
+        where=f"topic {topic}",
+        suggestion="make sure its producer is no longer running, since an abort discards its"
+        f" records: {tool} find-hanging --topic {topic} --partition {partition}; then {tool}"
+        f" abort --topic {topic} --partition {partition} --start-offset {stable}",
+        retriable=True,
+    )
+
+
 def _asked(
-    clients: Clients, consumer: Any, places: list[tuple[str, int]], at: int, patience: float
-) -> Iterator[tuple[tuple[str, int], int, KafkaError | None]]:
+    clients: Clients, consumer: Any, places: list[PartitionId], at: int, patience: float
+) -> Iterator[tuple[PartitionId, int, KafkaError | None]]:
     """Per partition, its offset (negative: none), or the error."""
     try:
         asked = [TopicPartition(topic, number, at) for topic, number in places]

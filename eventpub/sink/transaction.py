@@ -16,19 +16,20 @@ from collections.abc import Callable, Iterable
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from eventpub.errors import SinkError
+from eventpub.errors import EventpubError, SinkError
 from eventpub.sink import client, client_settings, faults
 from eventpub.sink.base import CrashPoint, RecordRefusedError, no_crash
 from eventpub.sink.batch import Batch, Caution, Producing
 from eventpub.sink.client import Clients
-from eventpub.sink.fencing import READY_TIMEOUT, take_over, transactional_id
 from eventpub.sink.records import Header, PartitionId, Record
 
 PROBE: Header = ("eventpub_probe", "1")
 """Marks records that are aborted on purpose; readers of uncommitted records see them."""
 
-_TAKEOVER_TIMEOUT = 3.0
-"""Seconds that closing a writer waits for its own takeover."""
+READY_TIMEOUT = 10.0
+"""Seconds for `init_transactions` before the broker counts as unreachable."""
+_FIRST_TIMEOUT = 60.0
+"""The same at a start: a new broker first creates the topic of transactions."""
 COMMIT_TIMEOUT = 30.0
 """Seconds without an answer after which a commit is indefinite."""
 ABORT_TIMEOUT = 5.0
@@ -42,6 +43,29 @@ cautions: dict[tuple[str, str], Caution] = {}
 _log_is_strange = threading.Event()
 
 
+def transactional_id(app_id: str, number: int | str) -> str:
+    return f"eventpub.{app_id}.{number}"
+
+
+def fence_all(clients: Clients, app_id: str, upto: int) -> None:
+    """Fence the writers of shards 0 to `upto` − 1 and end their transactions, before any fold.
+
+    `upto` is at least every shard count used before; the topic's partition count is enough. A
+    writer with a former shard count could still write to partitions that now are another shard's.
+    """
+    if clients.sink.delivery != "exactly_once" or upto <= 0:
+        return
+    with clients.pool(min(upto, 8), thread_name_prefix="eventpub-fence") as pool:
+        for _ in pool.map(lambda number: fence(clients, app_id, number), range(upto)):
+            pass
+
+
+def fence(clients: Clients, app_id: str, number: int | str) -> None:
+    """Take over an id and give it up."""
+    with TransactionWriter(clients, app_id, number, _FIRST_TIMEOUT):
+        pass
+
+
 class TransactionWriter:
     """Owns a transactional id from `ready()` until another writer takes it over.
 
@@ -53,7 +77,9 @@ class TransactionWriter:
         message_limit: largest record that the client accepts, bytes.
     """
 
-    def __init__(self, clients: Clients, app_id: str, number: int | str) -> None:
+    def __init__(
+        self, clients: Clients, app_id: str, number: int | str, timeout: float | None = None
+    ) -> None:
         self._clients, self._sink, self._clock = clients, clients.sink, clients.clock
         self.is_transactional = clients.sink.delivery == "exactly_once"
         id_ = transactional_id(app_id, number)
@@ -64,8 +90,9 @@ class TransactionWriter:
         self.needs_replacement = False
         self._producing = Producing(clients, self)
         self._began = 0.0
+        self._timeout = timeout
         self._closed = False
-        self._failure: BaseException | None = None
+        self._failure: EventpubError | None = None
         self._producer: Producer | None = None
         conf = client_settings.producer_settings(self._sink, self._id)
         self._commit_slice = min(5.0, int(conf["socket.timeout.ms"]) / 2000)
@@ -73,9 +100,6 @@ class TransactionWriter:
             int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]) / 1000 + 5.0
         )
         self.message_limit = int(conf["message.max.bytes"])
-        name = f"eventpub-sink-{number}"
-        self._starting = clients.thread(target=self._start, name=name, daemon=True)
-        self._starting.start()
 
     def __enter__(self) -> TransactionWriter:
         try:
@@ -90,48 +114,58 @@ class TransactionWriter:
 
     # -- ownership --------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        try:
-            try:
-                producer = self._made()
-            except SinkError as error:
-                # librdkafka's own retry may fence its first attempt.
-                if error.code not in {"sink.fenced", "sink.own_request_late"}:
-                    raise
-                producer = self._made()
-            if not self._closed:
-                self._producer = producer
-        except BaseException as error:  # raised by ready()
-            self._failure = error
-
-    def _made(self) -> Producer:
-        producer = self._clients.producer(self._id, self.log, careful=self.sends_singly)
-        if self.is_transactional:
-            take_over(self._clients, producer, self.log, lambda: self._closed)
-        return producer
-
     def ready(self) -> None:
-        """Wait until the id is owned: older owners are fenced, their transactions over.
+        """Own the id: older owners are fenced, their transactions over.
 
         Raises:
             SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized`,
                 `sink.transactions_refused`, `sink.fenced`, `sink.fatal`.
         """
-        self._starting.join(READY_TIMEOUT + 10)
-        if self._starting.is_alive():
-            self.needs_replacement = True
-            raise faults.unreachable(self._sink, "taking over the shard", READY_TIMEOUT + 10, None)
-        if self._failure is not None:
-            self.needs_replacement = True
+        if self._producer is not None or self._closed:
+            return
+        if self._failure is not None:  # who was fenced does not fence back
             raise self._failure
+        try:
+            try:
+                self._producer = self._take_over()
+            except SinkError as error:
+                # librdkafka's own retry may fence its first attempt.
+                if error.code not in {"sink.fenced", "sink.own_request_late"}:
+                    raise
+                self._producer = self._take_over()
+        except EventpubError as error:
+            self.needs_replacement, self._failure = True, error
+            raise
+
+    def _take_over(self) -> Producer:
+        producer = self._clients.producer(self._id, self.log, careful=self.sends_singly)
+        timeout = READY_TIMEOUT if self._timeout is None else self._timeout
+        started = self._clock.monotonic()
+        doing = "taking over the shard"
+        while self.is_transactional:
+            try:
+                client.call(producer.init_transactions, 0.5)
+                break
+            except KafkaException as exception:
+                error = faults.kafka_error(exception)
+                try:
+                    client.call(producer.poll, 0)  # hands over what the client has met
+                except KafkaException as fatal:
+                    error = faults.kafka_error(fatal)
+                if not error.retriable():
+                    raise faults.fault(error, doing, self._sink) from exception
+                last = self.log.last_error
+                if last is not None and faults.is_refusal(last):
+                    raise faults.auth_failed(self._sink, last) from exception
+                waited = self._clock.monotonic() - started
+                if waited > timeout:
+                    raise faults.unreachable(
+                        self._sink, doing, waited, last or error
+                    ) from exception
+        return producer
 
     def close(self) -> None:
-        """Release the producer; the next owner aborts its open transaction.
-
-        May be called at any time, and repeatedly. Waits only for a takeover, where `ready` was not
-        called: its late request would fence the next owner.
-        """
-        self._starting.join(_TAKEOVER_TIMEOUT)
+        """Release the producer; the next owner aborts its open transaction. May be repeated."""
         self._closed = True
         producer, self._producer = self._producer, None
         if producer is not None:
@@ -180,8 +214,6 @@ class TransactionWriter:
 
     def run_aborted(self, places: Iterable[PartitionId]) -> None:
         """Abort a record in each partition, to end what the broker has left open of this id."""
-        if self.needs_replacement:
-            raise faults.aborted(None, self._sink)
         client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
         now = int(self._clock.time() * 1000)
         batch = Batch({}, [(t, Record("", b"", p, now, [PROBE])) for t, p in sorted(places)])
@@ -192,6 +224,8 @@ class TransactionWriter:
             raise error
 
     def _begin(self) -> None:
+        if self.needs_replacement:
+            raise faults.aborted(None, self._sink)
         self.serve()
         self.log.forget()
         self._began = self._clock.monotonic()

@@ -22,11 +22,11 @@ from eventpub.errors import EventpubError
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import StatusFile, ask
 from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker
-from eventpub.sink.fencing import hanging, is_held_by
 from eventpub.sink.layout import tail_gone
 from eventpub.sink.markers import place_of
+from eventpub.sink.missing_markers import is_held_by
 from eventpub.sink.numbered import NumberedSink, markers_of
-from eventpub.sink.topics import list_offsets, partition_counts, visible_ends
+from eventpub.sink.topics import hanging, list_offsets, partition_counts, visible_ends
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import Notes, leave, listed
 from eventpub.spark.options import Plan, Publisher

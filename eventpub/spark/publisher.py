@@ -21,7 +21,7 @@ from eventpub.ops.pages import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
 from eventpub.publisher.publisher import pause
-from eventpub.sink.fencing import fence_all
+from eventpub.sink.transaction import fence_all
 from eventpub.spark.checkpoint import HANGING, Checkpoints
 from eventpub.spark.monitor import Monitor
 from eventpub.spark.session import (

@@ -92,14 +92,18 @@ def _require_types(schema: Any) -> None:
             )
 
 
+Refusal = tuple[str, int, str]
+"""Aggregate, version and reason of an event refused by the broker."""
+
+
 @dataclass
 class Published(WriterCommitMessage):
-    """A task's outcome; `refused`: aggregate, version and reason of events now dead letters."""
+    """A task's outcome; `refused`: events now dead letters."""
 
     rows: int
     is_new: bool
     task: int = 0
-    refused: tuple[tuple[str, int, str], ...] = ()
+    refused: tuple[Refusal, ...] = ()
     marker: dict[str, Any] | None = None
 
 
@@ -123,9 +127,9 @@ class Writer(DataSourceStreamArrowWriter):
 
         with errors_through_spark():
             rows = ungrouped(iterator) if self._is_grouped else iterator
-            found = publish(rows, self.options, is_source=self._is_source)
+            done = publish(rows, self.options, is_source=self._is_source)
         collect_no_imports()
-        return Published(*found)
+        return done
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 (Spark's name)
         """The tasks have committed: note refused events, republish what a broker left open."""

@@ -29,9 +29,7 @@ from eventpub.sink.records import Columns, DeadRow, contents_of
 from eventpub.sink.topics import partition_counts
 from eventpub.spark.options import SinkOptions
 from eventpub.spark.rows import InputRows
-
-Refusal = tuple[str, int, str]
-"""Aggregate, version and reason of an event refused by the broker."""
+from eventpub.spark.sink import Published, Refusal
 
 _first_batches: dict[tuple[str, str], tuple[str, int]] = {}
 """By id and query: its run, and the run's first batch seen by this process."""
@@ -39,21 +37,15 @@ _first_batches: dict[tuple[str, str], tuple[str, int]] = {}
 
 def publish(
     batches: Iterator[pa.RecordBatch], options: SinkOptions, *, is_source: bool
-) -> tuple[int, bool, int, tuple[Refusal, ...], dict[str, Any] | None]:
-    """Publish the rows of a task in one transaction, unless another attempt has.
-
-    Returns:
-        The fields of `sink.Published`.
-    """
-    rows = InputRows(batches)
-    numbered = _numbered(options)
-    if not (rows.has_rows or numbered.is_repeated) and (numbered.batch or numbered.task):
-        return 0, False, numbered.task, (), None
-    sink = numbered_sink(options)
-    parts = _Parts(rows, options, sink, is_source=is_source, has_written=numbered.batch > 0)
+) -> Published:
+    """Publish the rows of a task in one transaction, unless another attempt has."""
+    numbered, sink = _numbered(options), numbered_sink(options)
+    parts = _Parts(batches, options, sink, is_source=is_source, has_written=numbered.batch > 0)
+    if not (parts.has_rows or numbered.is_repeated) and (numbered.batch or numbered.task):
+        return Published(0, False, numbered.task)
     done = sink.publish(numbered, parts)
     refused = parts.refused() if done.is_new else ()
-    return rows.rows, done.is_new, numbered.task, refused, done.marker
+    return Published(parts.rows, done.is_new, numbered.task, refused, done.marker)
 
 
 def numbered_sink(options: SinkOptions) -> NumberedSink:
@@ -99,57 +91,37 @@ def _numbered(options: SinkOptions) -> Numbered:
     return Numbered(query, batch, context.partitionId(), is_repeated, run)
 
 
-class _Parts:
+class _Parts(InputRows):
+    """A task's rows, one part per record batch."""
+
     def __init__(
         self,
-        rows: InputRows,
+        batches: Iterator[pa.RecordBatch],
         options: SinkOptions,
         sink: NumberedSink,
         *,
         is_source: bool,
         has_written: bool,
     ) -> None:
-        self._rows, self._options, self._sink = rows, options, sink
+        super().__init__(batches)
+        self._options, self._sink = options, sink
         self._is_source, self._has_written = is_source, has_written
-        self._refused: dict[int, list[Refusal]] = {}
+        self._made: dict[int, _EventRows | _PlainRows] = {}
 
     def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
         if self._is_source and not self.has_rows:
             _require_topics(self._options.sink, self._sink)
         make = _EventRows if self._is_source else _PlainRows
         for number in count():
-            rows = self._rows.part(number)
-            if rows is None:
+            if (rows := self.part(number)) is None:
                 return
             made = make(rows, self._options, self._sink, self._has_written)
-            yield self._noting(number, made)
-
-    @property
-    def has_rows(self) -> bool:
-        return self._rows.has_rows
-
-    @property
-    def rows(self) -> int:
-        return self._rows.rows
-
-    def _noting(
-        self, number: int, rows: _EventRows | _PlainRows
-    ) -> Callable[[Refused, bool], Batch]:
-        def make(refused: Refused, reduced: bool) -> Batch:
-            if isinstance(rows, _EventRows):
-                self._refused[number] = rows.refused(refused)
-            return rows.batch(refused, reduced)
-
-        return make
+            self._made[number] = made
+            yield made.batch
 
     def refused(self) -> tuple[Refusal, ...]:
-        return tuple(each for part in self._refused.values() for each in part)
-
-    def topics(self) -> set[str]:
-        return self._rows.topics()
-
-    def digest(self) -> str:
-        return self._rows.digest()
+        """Events that were published as dead letters."""
+        return tuple(each for rows in self._made.values() for each in rows.refused)
 
 
 class _EventRows:
@@ -159,28 +131,30 @@ class _EventRows:
         self, rows: pa.Table, options: SinkOptions, sink: NumberedSink, has_written: bool
     ) -> None:
         self._options = options
+        self.refused: list[Refusal] = []
         self._at = _rows_by_kind(rows)
         has_late = bool(len(self._at["late"]))
         _require_topics(options.sink, sink, late=has_late, was_written=has_written)
         self._partitions = sink.partitions[options.sink.topic]
         columns = [_column(rows, field) for field in EVENTS]
         self._rows = pa.Table.from_arrays(columns, schema=EVENTS)
-        self._late = np.asarray(_flags(rows))
-        names = rows.schema.names
-        self._reasons: list[Any] = rows["reason"].to_pylist() if "reason" in names else []
-        self._details: list[Any] = rows["detail"].to_pylist() if "detail" in names else []
+        self._late = _flags(rows)
+        self._reasons, self._details = _values(rows, "reason"), _values(rows, "detail")
 
     def batch(self, refused: Refused, reduced: bool) -> Batch:
         topic = self._options.sink.topic
         dead: list[DeadRow] = []
         for row in self._at["dead"].tolist():
-            details = json.loads(self._details[row]) if self._details else {}
+            details = json.loads(self._details[row] or "{}")
             dead.append(self._dead(row, self._reasons[row], details.get("published")))
-        kept = {"event": self._at["event"], "late": self._at["late"]}
+        kept, self.refused = {}, []
         for kind, name in (("event", topic), ("late", self._options.sink.late_topic)):
-            reasons = refused.get(name, {})
-            at = kept[kind]
-            dead += [self._dead(int(at[row]), why, None) for row, why in reasons.items()]
+            at, reasons = self._at[kind], refused.get(name, {})
+            for number, reason in reasons.items():
+                row = int(at[number])
+                dead.append(self._dead(row, reason, None))
+                id_, version = (self._rows[n][row].as_py() for n in ("aggregate_id", "version"))
+                self.refused.append((id_, version, reason))
             kept[kind] = np.delete(at, list(reasons))
         gaps = [SkippedGap(**json.loads(self._details[row])) for row in self._at["skip"].tolist()]
         diverted = self._rows.take(kept["late"]) if len(kept["late"]) else None
@@ -196,15 +170,6 @@ class _EventRows:
         shard = Shard(0, 1, self._partitions)
         encoder = CloudEvents(self._options.id)
         return batch_of(self._options.sink, encoder, shard, content, reduced=reduced)
-
-    def refused(self, refused: Refused) -> list[Refusal]:
-        sink, found = self._options.sink, []
-        ids, versions = self._rows["aggregate_id"], self._rows["version"]
-        for kind, topic in (("event", sink.topic), ("late", sink.late_topic)):
-            for number, reason in refused.get(topic, {}).items():
-                row = int(self._at[kind][number])
-                found.append((ids[row].as_py(), versions[row].as_py(), reason))
-        return found
 
     def _dead(self, row: int, reason: str, published: list[int] | None) -> DeadRow:
         rows = self._rows.slice(row, 1)
@@ -252,25 +217,23 @@ def _flags(rows: pa.Table) -> Any:
 class _PlainRows:
     """Rows with Spark's Kafka columns."""
 
+    refused: tuple[Refusal, ...] = ()
+
     def __init__(
         self, rows: pa.Table, options: SinkOptions, sink: NumberedSink, has_written: bool
     ) -> None:
         self._options = options
-        names = rows.schema.names
-        count = rows.num_rows
-        self._keys: list[Any] = rows["key"].to_pylist() if "key" in names else [None] * count
-        self._values = [_bytes(value) for value in rows["value"].to_pylist()]
-        self._headers = rows["headers"].to_pylist() if "headers" in names else [None] * count
+        self._keys = _values(rows, "key")
+        self._values = [_bytes(value) for value in _values(rows, "value")]
+        self._headers = _values(rows, "headers")
         default = options.sink.topic if options.has_topic else None
-        topics = rows["topic"].to_pylist() if "topic" in names else [default] * count
-        self._topics = [topic or default for topic in topics]
-        given = rows["partition"].to_pylist() if "partition" in names else [None] * count
+        self._topics = [topic or default for topic in _values(rows, "topic")]
         self._counts = sink.partitions
         self._require_topics(sink)
         self._partitions = [
             _partition(number, key, row, self._counts[str(topic)])
             for row, (number, key, topic) in enumerate(
-                zip(given, self._keys, self._topics, strict=True)
+                zip(_values(rows, "partition"), self._keys, self._topics, strict=True)
             )
         ]
 
@@ -316,6 +279,12 @@ class _PlainRows:
         dead = DeadRow(text, None, reason, payload=self._values[row])
         partitions = self._counts.get(f"{topic}.dead", 1)
         return CloudEvents(self._options.id).dead(dead, (partitions, 0), reduced=reduced)
+
+
+def _values(rows: pa.Table, name: str) -> list[Any]:
+    """A column's values; None where the rows lack the column."""
+    has_it = name in rows.schema.names
+    return rows[name].to_pylist() if has_it else [None] * rows.num_rows
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -526,27 +526,6 @@ class Producer:
         self._broker.end(self._name, self._epoch, "aborted")
 
 
-class _Thread:
-    """threading.Thread without a thread: its work is done when it starts, or when it is joined."""
-
-    def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
-        del name, daemon
-        self._target: Callable[[], None] | None = target
-
-    def start(self) -> None:
-        if not world().setup.slow_start:
-            self.join()
-
-    def join(self, timeout: float = 0.0) -> None:
-        del timeout
-        target, self._target = self._target, None
-        if target is not None:
-            target()
-
-    def is_alive(self) -> bool:
-        return self._target is not None
-
-
 class _Pool:
     """A pool that does one thing after the other."""
 
@@ -566,8 +545,8 @@ class Clients(client.Clients):
     """Those of the broker of the current world."""
 
     def __init__(self, sink: Sink) -> None:
-        threads: Any = _Thread, _Pool
-        super().__init__(sink, Clock(), *threads)
+        pool: Any = _Pool
+        super().__init__(sink, Clock(), pool)
 
     def producer(
         self, transactional_id: Any, client_log: client.ClientLog, *, careful: bool = False

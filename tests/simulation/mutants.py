@@ -180,13 +180,14 @@ def no_dead_fold() -> Iterator[None]:
 @contextmanager
 def blame_all() -> Iterator[None]:
     """Whatever the broker refuses together with a record that is too large counts as refused."""
-    make = sink.ShardSink.__init__
+    take_over = TransactionWriter._take_over
 
-    def made(self: Any, *arguments: Any) -> None:
-        make(self, *arguments)
-        self._writer.sends_singly = True
+    def taken(self: Any) -> Any:
+        producer = take_over(self)
+        self.sends_singly = True
+        return producer
 
-    with patch.object(sink.ShardSink, "__init__", made):
+    with patch.object(TransactionWriter, "_take_over", taken):
         yield
 
 

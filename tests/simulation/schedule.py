@@ -273,8 +273,8 @@ class Maker:
             executors=2 if rng.random() < 0.3 or "stall" in self._swarm else 1,
             lazy_markers=rng.random() < 0.3,
             eager_send=rng.random() < 0.5,
-            slow_start=rng.random() < 0.3,
         )
+        rng.random()  # of a choice that is gone: each seed keeps its schedule
         self._aggregates = rng.randint(1, 4)
         self._transactions = rng.randint(1, 4)
         self._reuse = pick([0.1, 0.3, 0.6])

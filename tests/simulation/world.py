@@ -64,7 +64,6 @@ class Setup:
     executors: int = 1
     lazy_markers: bool = False
     eager_send: bool = False
-    slow_start: bool = False
     watermark: str = "off"
     """off: nobody asks for open transactions; auto: they are seen; denied: the account may not."""
     max_wait: int = 1_000_000

@@ -38,10 +38,10 @@ from eventpub.local.servers import Kafka
 from eventpub.ops.topic import TopicReader
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
-from eventpub.sink.fencing import transactional_id
 from eventpub.sink.layout import check_topics
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
+from eventpub.sink.transaction import transactional_id
 from tests.servers.kafka import kafka
 from tests.sink.conftest import OwnBroker
 from tests.sink.helpers import (
@@ -152,24 +152,23 @@ class TestOneRequest:
         assert_published_once(own_broker.open, proxied.topic, FIRST, SECOND, THIRD, last)
 
 
-def test_a_sink_that_is_closed_while_it_takes_its_shard_over_does_not_fence_the_next_one(
+def test_a_sink_that_is_closed_before_it_takes_its_shard_over_does_not_fence_the_next_one(
     own_broker: OwnBroker, proxied: config.Sink
 ) -> None:
     """As where an index turns out to be damaged, and the task begins anew at once."""
-    proxy = own_broker.proxy
-    proxy.strike_next(INIT_PRODUCER_ID, "held")
+    own_broker.proxy.strike_next(INIT_PRODUCER_ID, "held")
     first = ShardSink(Clients(proxied), APP, WHOLE)
-    eventually(lambda: proxy.has_struck)
-    arrives = threading.Timer(0.8, proxy.release)
-    arrives.start()
     first.close()
     with ShardSink(
         Clients(proxied.model_copy(update={"bootstrap_servers": own_broker.open})), APP, WHOLE
     ) as second:
-        second.ready()
-        arrives.join()
         second.publish(Content(FIRST))
-    assert_published_once(own_broker.open, proxied.topic, FIRST)
+        first.ready()
+        assert not own_broker.proxy.has_struck
+        with pytest.raises(SinkError, match="closed"):
+            first.publish(Content(SECOND))
+        second.publish(Content(SECOND))
+    assert_published_once(own_broker.open, proxied.topic, FIRST, SECOND)
 
 
 class TestQuestionForOffsets:

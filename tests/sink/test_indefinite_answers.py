@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError
 
 from eventpub.errors import SinkError
 from eventpub.private_apis import bulk
-from eventpub.sink import batch, faults, fencing, transaction
+from eventpub.sink import batch, faults, transaction
 from eventpub.sink.base import Content, PublishedBatch, RecordRefusedError
 from eventpub.sink.client import Clients
 from eventpub.sink.shard import ShardSink
@@ -155,7 +155,7 @@ def test_a_new_broker_may_take_its_time_to_give_the_first_transactional_id(
     """It makes the topic that keeps transactions first: more than 10 s on a slow disk."""
     slow = settings(TOPIC, cluster.bootstrap_servers)
     cluster.answer(INIT_PRODUCER_ID, (0, 12_000))
-    fencing.fence_all(Clients(slow), APP, 1)
+    transaction.fence_all(Clients(slow), APP, 1)
 
 
 def test_being_fenced_says_who_is_to_blame(sink: ShardSink, cluster: MockCluster) -> None:
@@ -171,7 +171,7 @@ def test_a_sink_in_doubt_publishes_nothing_more(sink: ShardSink, cluster: MockCl
     cluster.answer(END_TXN, (_TRANSPORT, 0))
     publish(sink)
     cluster.forget_requests()
-    assert refused(sink).code == "sink.fatal"
+    assert refused(sink).code == "sink.aborted"
     assert cluster.requests(PRODUCE) == cluster.requests(END_TXN) == 0
 
 
@@ -382,7 +382,7 @@ class TestReady:
         new_sink: Callable[[], ShardSink],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(fencing, "READY_TIMEOUT", 1.0)
+        monkeypatch.setattr(transaction, "READY_TIMEOUT", 1.0)
         cluster.down()
         with pytest.raises(SinkError) as caught:
             new_sink().ready()

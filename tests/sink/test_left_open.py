@@ -49,6 +49,9 @@ class Message:
         """As confluent_kafka's: of the value."""
         return 0
 
+    def topic(self) -> str:
+        return "orders"
+
     def partition(self) -> int:
         return 0
 
@@ -60,13 +63,12 @@ def settling(
     monkeypatch: pytest.MonkeyPatch, there: list[Message], visible: set[int]
 ) -> missing_markers.Settling:
     def ranges(
-        _: Any, asked: dict[Any, tuple[int, int]], *, committed: bool, few: bool = False
+        _: Any, asked: dict[Any, tuple[int, int]], *, committed: bool, **__: Any
     ) -> Iterator[Message]:
-        del few
-        [(first, end)] = asked.values()
-        for message in there:
-            if first <= message.at < end and (message.at in visible or not committed):
-                yield message
+        for first, end in asked.values():
+            for message in there:
+                if first <= message.at < end and (message.at in visible or not committed):
+                    yield message
 
     monkeypatch.setattr(missing_markers, "iter_ranges", ranges)
     monkeypatch.setattr(

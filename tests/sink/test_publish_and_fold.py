@@ -25,12 +25,12 @@ from eventpub.errors import ConfigError, SinkError
 from eventpub.local.servers import Kafka
 from eventpub.sink.base import Content, RecordRefusedError
 from eventpub.sink.client import ClientLog, Clients
-from eventpub.sink.fencing import fence_all
 from eventpub.sink.fold import Fold
 from eventpub.sink.layout import check_topics
 from eventpub.sink.records import DeadRow
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets
+from eventpub.sink.transaction import fence_all
 from tests.publisher.harness import eventually
 from tests.sink.conftest import OwnBroker
 from tests.sink.helpers import (

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from eventpub import config
 from eventpub.errors import Check, SinkError
 from eventpub.local.servers import Kafka
-from eventpub.sink import fencing, topics
+from eventpub.sink import topics, transaction
 from eventpub.sink.checks import checks
 from eventpub.sink.client import Clients
 from eventpub.sink.layout import check_topics
@@ -155,7 +155,7 @@ class TestBrokersThatDoNotAnswer:
         error = error_of(sink)
         assert error.code == "sink.auth_failed"
         assert "a-secret-word" not in str(error)
-        monkeypatch.setattr(fencing, "READY_TIMEOUT", 1.0)
+        monkeypatch.setattr(transaction, "READY_TIMEOUT", 1.0)
         with (
             ShardSink(Clients(sink), APP, WHOLE) as producer,
             pytest.raises(SinkError) as caught,

@@ -27,7 +27,7 @@ from eventpub.sink.client import Clients, check_properties
 from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.layout import check_topics
 from eventpub.sink.missing_markers import MissingMarkerError
-from eventpub.sink.origin import has_written, sources_of
+from eventpub.sink.reading import has_written, sources_of
 from eventpub.sink.records import DeadRow
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import list_offsets

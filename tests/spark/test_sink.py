@@ -43,11 +43,10 @@ from eventpub.errors import EventpubError, SinkError, find_marked
 from eventpub.local.servers import Kafka
 from eventpub.sink import numbered
 from eventpub.sink.client import Clients
-from eventpub.sink.fencing import transactional_id
 from eventpub.sink.markers import Markers
 from eventpub.sink.records import SOURCE
 from eventpub.sink.topics import list_offsets
-from eventpub.sink.transaction import TransactionWriter
+from eventpub.sink.transaction import TransactionWriter, transactional_id
 from eventpub.spark import SourceError, monitor, sink_task
 from eventpub.spark import rows as of_spark
 from eventpub.spark.monitor import TopicWatch
