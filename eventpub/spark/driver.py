@@ -21,6 +21,7 @@ from eventpub.coordinator.events import Command, Log, Reassign
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import EventpubError, StateError, StoreError
+from eventpub.failpoint import failpoint
 from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journals, prune
@@ -188,6 +189,7 @@ class Driver:
                 return start
         if plan is None:
             return start
+        failpoint("after_plan")
         self._begun = plan.batch
         return plan.to_offset()
 
