@@ -36,10 +36,10 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from bench.soak import Reader
-from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, differences, eventually
 from tests.servers import KafkaCluster, kafka_cluster
+from tests.servers.cluster import FAULTS, strike
 from tests.servers.databases import mysql
 from tests.sink.helpers import high_watermarks, open_transactions, stable_offsets
 
@@ -47,20 +47,6 @@ TOPIC = "brokers"
 PARTITIONS = 4
 PATIENCE = 300.0
 """Seconds after which a publisher is stuck; on a loaded machine some 60 were seen."""
-
-FAULTS = (
-    "rolling restart",
-    "kill leader",
-    "kill coordinator",
-    "kill controller",
-    "cut off leader",
-    "cut off coordinator",
-    "cut off controller",
-    "pause leader",
-    "pause coordinator",
-    "two of three killed",
-    "two of three paused",
-)
 
 
 class Run:
@@ -146,7 +132,8 @@ class Run:
 
     def strike(self, fault: str) -> dict[str, Any]:
         """One fault and its end; seconds of both, which brokers it has met, and how it is stuck."""
-        struck, heal = self._fault(fault)
+        ids = [f"eventpub.app-{TOPIC}.{shard}" for shard in range(2)]
+        struck, heal = strike(self.cluster, fault, self.dice, TOPIC, PARTITIONS, ids)
         line: dict[str, Any] = {"fault": fault, "brokers": struck}
         try:
             line |= self._during(fault, time.time())
@@ -208,44 +195,6 @@ class Run:
             )
         except Exception as error:
             return f"{error!r}\n{self.publisher.words()}"
-
-    def _fault(self, fault: str) -> tuple[list[int], Callable[[], None]]:
-        """Begins a fault; the brokers, and what ends it."""
-        if fault == "rolling restart":
-            for broker in self.cluster.brokers.values():
-                broker.restart()
-            return [*self.cluster.brokers], lambda: None
-        kind, _, whom = fault.rpartition(" ")
-        if fault.startswith("two of three"):
-            two = self.dice.sample(sorted(self.cluster.brokers), 2)
-            brokers = [self.cluster.brokers[n] for n in two]
-            how = Kafka.kill if whom == "killed" else Kafka.pause
-            for broker in brokers:
-                how(broker)
-
-            def back() -> None:
-                for broker in brokers:
-                    broker.resume() if whom == "paused" else broker.start()
-
-            return two, back
-        broker = {
-            "leader": lambda: self.cluster.leader(TOPIC, self.dice.randrange(PARTITIONS)),
-            "coordinator": lambda: self.cluster.coordinator(
-                f"eventpub.app-{TOPIC}.{self.dice.randrange(2)}"
-            ),
-            "controller": self.cluster.controller,
-        }[whom]()
-        number = int(broker.ids["node.id"])
-        network = self.cluster.network
-        assert network is not None
-        if kind == "kill":
-            broker.kill()
-            return [number], broker.start
-        if kind == "pause":
-            broker.pause()
-            return [number], broker.resume
-        network.cut_off(number)
-        return [number], lambda: network.join(number)
 
     def end(self) -> dict[str, Any]:
         """Ends the load and the publisher; what came of it."""

@@ -15,6 +15,17 @@ order.
 | `before_index`, `after_index` | at the index's write of published events |
 | `before_report` | in a shard with unreported work |
 | `before_remember`, `after_remember` | in the coordinator, at the write of the position |
+| `after_plan` | Spark's driver, where a batch is planned that is in no log |
+| `before_step`, `during_step` | a task of the source, before its first rows, after some |
+| `before_journal`, `after_journal` | where a batch is decided, and the index without it |
+| `before_replay` | a task whose batch has a journal |
+| `before_snapshot`, `during_snapshot` | where none, all of an index's files are uploaded |
+| `after_snapshot` | where they are a snapshot |
+| `during_fetch` | where a snapshot was downloaded into no index yet |
+| `during_prune` | the driver, where files of old snapshots are gone, and these are not |
+| `after_take` | a task of the sink that owns its transactional id |
+| `before_marker`, `after_marker` | where all rows, and the batch's marker, were delivered |
+| `before_settle`, `after_settle` | the driver, where all tasks have published |
 """
 
 from __future__ import annotations

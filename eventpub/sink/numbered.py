@@ -250,7 +250,9 @@ class NumberedSink:
         marker |= {"digest": digest, "rows": rows, "written": written}
         marker["refused"] = refusals.in_a_row()[1]
         last = self.markers.batch({numbered.task: marker})
+        failpoint("before_marker")
         yield last
+        failpoint("after_marker")
         note_written(written, last)
 
     def _wait_for_confirmed(self, numbered: Numbered, markers: list[Marker]) -> None:

@@ -18,6 +18,7 @@ from eventpub.channel import Request
 from eventpub.coordinator.events import Command, Log
 from eventpub.coordinator.progress import Progress
 from eventpub.errors import EventpubError, StateError, StoreError
+from eventpub.failpoint import failpoint
 from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journals, prune
@@ -173,6 +174,7 @@ class Driver:
                 return start
         if plan is None:
             return start
+        failpoint("after_plan")
         self._begun = plan.batch
         return plan.to_offset()
 

@@ -28,6 +28,7 @@ import pyarrow as pa
 from eventpub.admission.model import values
 from eventpub.channel import Report, fields_of, report_of
 from eventpub.errors import StateError
+from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Index, folder_for
 from eventpub.spark.options import Plan
 from eventpub.spark.place import Place
@@ -212,6 +213,7 @@ class Snapshots:
 
     def keep(self, folder: Path, batch: int) -> None:
         """Upload a closed index."""
+        failpoint("before_snapshot")
         known = set(self._place.names(self._files))
         files = {}
         for file in sorted(folder.iterdir()):
@@ -220,7 +222,9 @@ class Snapshots:
             name = files[file.name] = f"{self._files}/{digest.hexdigest()}"
             if name not in known:
                 self._place.upload(name, file)
+        failpoint("during_snapshot")
         self._place.create(f"{self._root}/{batch:012d}.json", json.dumps(files).encode())
+        failpoint("after_snapshot")
 
     def _upload(self, folder: Path, batch: int) -> None:
         try:
@@ -242,6 +246,7 @@ class Snapshots:
             try:
                 for file, source in json.loads(files).items():
                     self._place.download(source, partial / Path(file).name)
+                failpoint("during_fetch")
                 partial.rename(folder)
             except (FileNotFoundError, ValueError) as error:  # it was just pruned
                 log.info("a snapshot of the index cannot be used: %s", error)
@@ -276,8 +281,10 @@ def prune(place: Place, query: str, committed: int, shards: int) -> None:
             {file for n in names for file in json.loads(place.read(n) or b"{}").values()}
             for names in (kept, old)
         )
+        # files first, of which some may be gone: with the snapshot its list of them would be lost
+        place.delete(*(unused - used).intersection(place.names(f"{query}/file/{shard}")))
+        failpoint("during_prune")
         place.delete(*old)
-        place.delete(*(unused - used))
     if upto:
         Journals(place, query).prune(upto)
 

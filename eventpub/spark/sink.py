@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from eventpub.errors import ConfigError
+from eventpub.failpoint import failpoint
 from eventpub.spark import collect_no_imports, errors_through_spark
 from eventpub.spark.source import GROUP
 
@@ -134,6 +135,7 @@ class Writer(DataSourceStreamArrowWriter):
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 (Spark's name)
         """The tasks have committed: note refused events, republish what a broker left open."""
         done = [each for each in messages if each]
+        failpoint("before_settle")
         with errors_through_spark():
             if (folder := self.options.state_dir) is None:
                 from eventpub.spark.sink_task import numbered_sink
@@ -146,6 +148,7 @@ class Writer(DataSourceStreamArrowWriter):
                 from eventpub.state import StateDir
 
                 Notes(StateDir(folder)).put({"batch": batchId, "refused": refused})
+        failpoint("after_settle")
         collect_no_imports()
 
     def abort(self, messages: Any, batchId: int) -> None:  # noqa: N803 (Spark's name)

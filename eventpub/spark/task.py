@@ -285,7 +285,10 @@ class Task:
     def _replay(self) -> Iterator[pa.RecordBatch] | None:
         """The rows as they were decided; None: they were not."""
         journal = self._journals.read(self._plan.batch, self._number)
-        return None if journal is None else self._replayed(journal.keys)
+        if journal is None:
+            return None
+        failpoint("before_replay")
+        return self._replayed(journal.keys)
 
     def _replayed(self, keys: pa.Table) -> Iterator[pa.RecordBatch]:
         with EventStore(self._options.config.store, self._layout) as store:

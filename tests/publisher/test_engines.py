@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ import pytest
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, commit, create_table, eventually
-from tests.spark.kills import campaign
 
 SPARK: dict[str, dict[str, Any]] = {
     "run": {"engine": "spark", "shards": 2},
@@ -93,20 +89,6 @@ def test_status_requests_and_pause_are_answered(
     began = time.monotonic()
     assert publisher.stop() == 143
     assert time.monotonic() - began < 60
-
-
-@pytest.mark.parametrize("sink", ["parquet", "run"])
-def test_a_job_that_is_killed_again_and_again_is_complete(sink: str, tmp_path: Path) -> None:
-    found = campaign(sink, 2, random.SystemRandom().randrange(10**6), tmp_path)
-    assert (found["lost"], found["repeated"], found["out_of_order"]) == (0, 0, 0), found
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of mounts need root")
-def test_c12_f13_executors_of_machines_that_share_no_disk_are_killed(tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(10**6)
-    found = campaign("run", 3, seed, tmp_path, driver_share=0.0, on_cluster=True)
-    assert found["kills"] == {"executor": 3}
-    assert (found["lost"], found["repeated"], found["out_of_order"]) == (0, 0, 0), found
 
 
 @pytest.mark.parametrize("first", ["threads", "spark"])

@@ -9,10 +9,11 @@ the active controller can be asked for, and each can be killed, paused, restarte
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -147,6 +148,70 @@ class KafkaCluster:
                     retriable=True,
                 )
             time.sleep(0.2)
+
+
+FAULTS = (
+    "rolling restart",
+    "kill leader",
+    "kill coordinator",
+    "kill controller",
+    "cut off leader",
+    "cut off coordinator",
+    "cut off controller",
+    "pause leader",
+    "pause coordinator",
+    "two of three killed",
+    "two of three paused",
+)
+
+
+def strike(
+    cluster: KafkaCluster,
+    fault: str,
+    dice: random.Random,
+    topic: str,
+    partitions: int,
+    transactional_ids: Sequence[str],
+) -> tuple[list[int], Callable[[], None]]:
+    """Begins one of `FAULTS`; the brokers that it meets, and what ends it.
+
+    Args:
+        cluster: relayed.
+        dice: which partition's leader, which id's coordinator, which brokers.
+        topic: whose leaders are meant.
+    """
+    if fault == "rolling restart":
+        for broker in cluster.brokers.values():
+            broker.restart()
+        return [*cluster.brokers], lambda: None
+    kind, _, whom = fault.rpartition(" ")
+    if fault.startswith("two of three"):
+        two = dice.sample(sorted(cluster.brokers), 2)
+        brokers = [cluster.brokers[n] for n in two]
+        for broker in brokers:
+            broker.kill() if whom == "killed" else broker.pause()
+
+        def back() -> None:
+            for broker in brokers:
+                broker.resume() if whom == "paused" else broker.start()
+
+        return two, back
+    broker = {
+        "leader": lambda: cluster.leader(topic, dice.randrange(partitions)),
+        "coordinator": lambda: cluster.coordinator(dice.choice(transactional_ids)),
+        "controller": cluster.controller,
+    }[whom]()
+    number = int(broker.ids["node.id"])
+    if kind == "kill":
+        broker.kill()
+        return [number], broker.start
+    if kind == "pause":
+        broker.pause()
+        return [number], broker.resume
+    network = cluster.network
+    assert network is not None
+    network.cut_off(number)
+    return [number], lambda: network.join(number)
 
 
 def kafka_cluster(

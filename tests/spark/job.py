@@ -1,9 +1,9 @@
-"""A user's own job on the source `eventstore`, in a process of its own.
+"""A user's own job on the source `eventstore`, or another, in a process of its own.
 
     python -m tests.spark.job '{"source": {…}, "sink": "parquet", "out": …, "checkpoint": …}'
 
-Other keys: `master`, `trigger` ("once" for availableNow, or seconds), `conf`. Writes `ready` into
-`out` + ".ready" when the query has started.
+Other keys: `master`, `trigger` ("once" for availableNow, or seconds), `conf`, `format` of the
+source, `select` of its rows, `sink_options`, and `beside`: another query's sink and checkpoint.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import eventpub.spark
 
@@ -82,27 +82,35 @@ def into_delta(folder: str) -> Any:
     return write
 
 
-def main(job: dict[str, Any]) -> None:
-    """Start the query, and run until it ends."""
-    spark = session(job)
-    rows = spark.readStream.format("eventstore").options(**job["source"]).load()
+def start(rows: DataFrame, job: dict[str, Any]) -> StreamingQuery:
+    """Start a query."""
     writer = rows.writeStream.option("checkpointLocation", job["checkpoint"])
-    out = job["out"]
     if job["sink"] == "parquet":
-        writer = writer.format("parquet").option("path", out)
+        writer = writer.format("parquet").option("path", job["out"])
     elif job["sink"] == "sql":
-        writer = writer.foreachBatch(into_sql(out))
+        writer = writer.foreachBatch(into_sql(job["out"]))
     elif job["sink"] == "delta":
-        writer = writer.foreachBatch(into_delta(out))
+        writer = writer.foreachBatch(into_delta(job["out"]))
     else:
-        writer = writer.format(job["sink"]).options(**job.get("sink_options", {}))
-    trigger = job.get("trigger", "once")
-    if trigger == "once":
-        query = writer.trigger(availableNow=True).start()
-    else:
-        query = writer.trigger(processingTime=trigger).start()
-    Path(job["ready"]).write_text("ready") if "ready" in job else None
-    query.awaitTermination()
+        writer = writer.format(job["sink"]).options(**job["sink_options"])
+    if job["trigger"] == "once":
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=job["trigger"]).start()
+
+
+def main(job: dict[str, Any]) -> None:
+    """Start the queries, and run until they, or the first one, end."""
+    spark = session(job)
+    rows = spark.readStream.format(job.get("format", "eventstore")).options(**job["source"]).load()
+    if "select" in job:
+        rows = rows.selectExpr(*job["select"])
+    queries = [start(rows, job)]
+    if "beside" in job:
+        queries.append(start(rows, job | job["beside"]))
+    if job["trigger"] != "once":
+        spark.streams.awaitAnyTermination()
+    for query in queries:
+        query.awaitTermination()
     spark.stop()
 
 

@@ -1,29 +1,21 @@
-"""Kills a job on the source `eventstore` again and again while events commit late, and compares.
+"""Jobs on Spark that are killed and started again, late commits, and readers of what came of it.
 
-    python -m tests.spark.kills --sink parquet --kills 20 [--seed 1] [--cluster]
-
-With --cluster the job runs on two workers that share nothing but the state and the sink's folder,
-and executors are killed.
-
-Prints one line: kills by what was killed, events, and how many are lost, repeated and out of order
-in what the sink has. Exit status 1 where any are.
+`test_campaign.py` has the kills.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +23,8 @@ import psutil
 import pymysql
 from sqlalchemy import make_url
 
-from tests.spark.cluster import Cluster, cluster
+from tests.publisher.harness import eventually
+from tests.sink.helpers import open_transactions
 
 ROOT = Path(__file__).parents[2]
 TABLE = """CREATE TABLE events (
@@ -40,6 +33,9 @@ TABLE = """CREATE TABLE events (
     metadata JSON, create_time TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
     UNIQUE KEY (aggregate_id, version), KEY (create_time))"""
 Event = tuple[str, int]
+_SPARK_KAFKA = "4.2.0"
+"""The newest of Maven Central; it runs on Spark 4.3, too."""
+Command = Callable[[bool], list[str]]
 
 
 def connect(url: str) -> Any:
@@ -112,10 +108,9 @@ class Job:
     Args:
         command: of the job, by whether it is to end by itself.
         log: takes what it prints.
-        environment: of its process.
     """
 
-    def __init__(self, command: Callable[[bool], list[str]], log: Path, **environment: str) -> None:
+    def __init__(self, command: Command, log: Path, environment: dict[str, str]) -> None:
         self._command, self._log, self._environment = command, log, environment
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -125,62 +120,67 @@ class Job:
         Args:
             ends: when everything up to now is published.
         """
-        log = self._log.open("ab")
         environment = {**os.environ, **self._environment, "PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(
-            self._command(ends),
-            stdout=log,
-            stderr=log,
-            cwd=ROOT,
-            env=environment,
-            start_new_session=True,
-        )
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(ends),
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+            )
 
     @property
     def is_running(self) -> bool:
         """Whether its process lives."""
         return self._process is not None and self._process.poll() is None
 
-    def processes(self) -> dict[str, list[psutil.Process]]:
-        """By what they are: driver (Python and JVM) and workers."""
-        assert self._process is not None
-        found: dict[str, list[psutil.Process]] = {"driver": [], "worker": []}
-        with suppress(psutil.NoSuchProcess):
-            main = psutil.Process(self._process.pid)
-            for each in [main, *main.children(recursive=True)]:
-                with suppress(psutil.NoSuchProcess):
-                    line = " ".join(each.cmdline())
-                    kind = (
-                        "worker"
-                        if "pyspark.daemon" in line or "eventpub.spark" in line
-                        else "driver"
-                    )
-                    found[kind].append(each)
+    def processes(self) -> list[psutil.Process]:
+        """Driver (Python and JVM) and Python workers."""
+        if self._process is not None:
+            with suppress(psutil.NoSuchProcess):
+                main = psutil.Process(self._process.pid)
+                return [main, *main.children(recursive=True)]
+        return []
+
+    def workers(self) -> list[psutil.Process]:
+        """Those that run Python for Spark, in tasks or for the driver."""
+        found = []
+        for each in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                line = " ".join(each.cmdline())
+                if "pyspark.daemon" in line or "eventpub.spark" in line:
+                    found.append(each)
         return found
 
-    def kill(self, what: str, chance: random.Random) -> bool:
-        """Kill one worker, or the driver with everything; whether there was one."""
-        found = self.processes()
-        if what == "worker":
-            victims = [chance.choice(found["worker"])] if found["worker"] else []
-        else:
-            victims = [*found["driver"], *found["worker"]]
-        for each in victims:
-            with suppress(psutil.NoSuchProcess):
-                each.send_signal(signal.SIGKILL)
-        if what == "driver" and self._process is not None:
+    def kill(self) -> None:
+        """End all of its processes at once."""
+        if self._process is not None:
+            kill_all(self.processes())
             self._process.wait()
-        return bool(victims)
 
     def wait(self, timeout: float) -> int:
         """Its exit status."""
         assert self._process is not None
         return self._process.wait(timeout)
 
+    def words(self) -> str:
+        """The last that it said."""
+        return self._log.read_text()[-5000:]
+
+
+def kill_all(processes: list[psutil.Process]) -> None:
+    """kill -9."""
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.send_signal(signal.SIGKILL)
+
 
 def compare(stored: list[Event], published: list[Event]) -> tuple[int, int, int]:
-    """Events that are lost, repeated and out of order."""
+    """Events that are lost, repeated and out of order; none may be there that was not stored."""
     counts = Counter(published)
+    assert not (invented := counts.keys() - {*stored}), sorted(invented)[:5]
     lost = sum(1 for event in stored if event not in counts)
     repeated = sum(counts.values()) - len(counts)
     last: dict[str, int] = {}
@@ -252,6 +252,7 @@ def read_kafka(servers: str, topic: str) -> list[Event]:
     """What a read_committed consumer sees, partition by partition."""
     from confluent_kafka import Consumer, TopicPartition
 
+    eventually(lambda: not open_transactions(servers, topic), 120, every=1.0)
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -281,18 +282,14 @@ def read_kafka(servers: str, topic: str) -> list[Event]:
 
 
 @contextmanager
-def servers(folder: Path, *, kafka: bool) -> Iterator[tuple[str, str]]:
-    """A MySQL with the event table, and a broker: its URL and addresses."""
-    from eventpub.local.servers import kafka as broker
+def database(folder: Path) -> Iterator[str]:
+    """A MySQL with the event table, and tables for `job.into_sql`; its URL."""
     from tests.servers.databases import mysql
 
-    with ExitStack() as stack:
-        database = stack.enter_context(mysql(folder / "mysql"))
-        with pymysql.connect(
-            host="127.0.0.1", port=make_url(database.url()).port or 0, user="root"
-        ) as connection:
+    with mysql(folder / "mysql") as server:
+        with server.connect(None, ssl_disabled=True) as connection:
             connection.cursor().execute("CREATE DATABASE kills")
-        url = database.url(database="kills")
+        url = server.url(database="kills")
         with connect(url) as connection, connection.cursor() as cursor:
             cursor.execute(TABLE)
             cursor.execute("CREATE TABLE batches (id BIGINT PRIMARY KEY)")
@@ -300,19 +297,29 @@ def servers(folder: Path, *, kafka: bool) -> Iterator[tuple[str, str]]:
                 "CREATE TABLE out_events (batch BIGINT, place BIGINT, aggregate_id VARCHAR(255),"
                 " version BIGINT)"
             )
-        address = stack.enter_context(broker(folder / "kafka")).bootstrap_servers if kafka else ""
-        yield url, address
+        yield url
 
 
-Command = Callable[[bool], list[str]]
+_ON_CLUSTER = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+}
 
 
-def job_of(
-    sink: str, url: str, address: str, folder: Path, master: str
-) -> tuple[Command, Callable[[], list[Event]]]:
-    """The command of a job, and what reads its sink."""
-    if sink in {"run", "threads"}:
-        return run_of(sink, url, address, folder, master), lambda: read_kafka(address, "kills")
+def command_of(job: dict[str, Any]) -> Command:
+    """A user's job."""
+
+    def command(ends: bool) -> list[str]:
+        text = json.dumps(job | {"trigger": "once" if ends else "0 seconds"})
+        return [sys.executable, "-m", "tests.spark.job", text]
+
+    return command
+
+
+def job_of_source(sink: str, url: str, address: str, folder: Path) -> dict[str, Any]:
+    """A user's job on the source, with two shards."""
     job: dict[str, Any] = {
         "source": {
             "url": url,
@@ -325,138 +332,80 @@ def job_of(
             "backoff_base": "100ms",
         },
         "sink": sink,
-        "master": master,
-        "conf": _ON_CLUSTER if master.startswith("spark:") else {},
         "checkpoint": str(folder / "checkpoint"),
         "out": url if sink == "sql" else str(folder / "out"),
     }
     if sink == "eventpub":
-        options = {"id": "kills", "topic": "kills", "kafka.bootstrap.servers": address}
         job["source"]["rows"] = "all"
-        job |= {"sink_options": options}
+        job["sink_options"] = {"id": "kills", "topic": "kills", "kafka.bootstrap.servers": address}
+    return job
 
-    def command(ends: bool) -> list[str]:
-        text = json.dumps(job | {"trigger": "once" if ends else "0 seconds"})
-        return [sys.executable, "-m", "tests.spark.job", text]
 
-    readers: dict[str, Callable[[], list[Event]]] = {
-        "sql": lambda: read_sql(url),
-        "eventpub": lambda: read_kafka(address, "kills"),
-        "parquet": lambda: read_parquet(job["out"]),
-        "delta": lambda: read_delta(job["out"]),
+def job_of_rate(address: str, folder: Path, rate: int) -> dict[str, Any]:
+    """Spark's numbers into the sink, and beside it into Spark's own one for Kafka.
+
+    Numbers of a key are even, or odd: they come from one task, so their order is defined.
+    """
+    jars = spark_kafka_jars()
+    servers = {"kafka.bootstrap.servers": address}
+    return {
+        "master": "local[4,4]",
+        "format": "rate",
+        "source": {"rowsPerSecond": str(rate), "numPartitions": "2"},
+        "select": ["CAST(value % 8 AS STRING) AS key", "CAST(value AS STRING) AS value"],
+        "sink": "eventpub",
+        "sink_options": {"id": "kills", "topic": "kills", "partitions": "6", **servers},
+        "checkpoint": str(folder / "checkpoint"),
+        "beside": {
+            "sink": "kafka",
+            "sink_options": {"topic": "beside", **servers},
+            "checkpoint": str(folder / "checkpoint-beside"),
+        },
+        "conf": {"spark.jars": ",".join(str(jar) for jar in jars)},
     }
-    return command, readers[sink]
 
 
-_ON_CLUSTER = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.executor.memory": "512m",
-    "spark.executor.cores": "1",
-}
+def spark_kafka_jars() -> list[Path]:
+    """Spark's own sink for Kafka."""
+    from eventpub.local.downloads import MIB, installed, maven, step
+
+    def build(folder: Path) -> None:
+        with step(f"downloading Spark {_SPARK_KAFKA}'s sink for Kafka"):
+            maven([("org.apache.spark", "spark-sql-kafka-0-10_2.13", _SPARK_KAFKA)], folder)
+
+    name = f"spark-kafka-{_SPARK_KAFKA}"
+    folder = installed(name, needs=200 * MIB, build=build)
+    names = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
+    return [jar for jar in folder.iterdir() if jar.name.startswith(names)]
 
 
-def run_of(engine: str, url: str, address: str, folder: Path, master: str) -> Command:
-    """`eventpub run`; "run" is the engine spark."""
+def numbers_of_rate(checkpoint: Path, rate: int) -> list[Event]:
+    """What a job of `job_of_rate` has committed, as its checkpoint says."""
+    offsets = (checkpoint / "offsets" / str(batches_of(checkpoint) - 1)).read_text()
+    return [(str(n % 8), n) for n in range(rate * int(offsets.splitlines()[-1]))]
+
+
+def batches_of(checkpoint: Path) -> int:
+    """How many batches were committed."""
+    names = [file.name for file in (checkpoint / "commits").glob("[0-9]*")]
+    return max((int(name) + 1 for name in names if name.isdigit()), default=0)
+
+
+def run_of(
+    url: str, address: str, folder: Path, master: str, properties: dict[str, str]
+) -> Command:
+    """`eventpub run` with Spark."""
     config = folder / "eventpub.toml"
-    engine = "threads" if engine == "threads" else "spark"
-    properties = {**_ON_CLUSTER, "spark.driver.host": "127.0.0.1"}
+    if master.startswith("spark:"):
+        properties = {**_ON_CLUSTER, **properties}
     lines = "".join(f'"{name}" = "{value}"\n' for name, value in properties.items())
     config.write_text(
         f'[app]\nid = "kills"\nstate_dir = "{folder}/run"\n[store]\nurl = "{url}"\n'
         '[read]\ndelay = "300ms"\nwatermark = "off"\n[gaps]\nbackoff_base = "100ms"\n'
         f'[sink]\ntopic = "kills"\nbootstrap_servers = "{address}"\n'
-        f'[run]\nengine = "{engine}"\nshards = 2\n[spark]\nmaster = "{master}"\n[ops]\nhttp = ""\n'
-        f'[state]\nlocation = "{folder}/shared"\n'
-        + (f"[spark.properties]\n{lines}" if master.startswith("spark:") else "")
+        f'[run]\nengine = "spark"\nshards = 2\n[spark]\nmaster = "{master}"\n[ops]\nhttp = ""\n'
+        f'[state]\nlocation = "{folder}/shared"\n[spark.properties]\n{lines}'
     )
     program = str(Path(sys.executable).with_name("eventpub"))
     flags = ["--config", str(config)]
     return lambda ends: [program, "run", *(["--available-now"] if ends else []), *flags]
-
-
-def campaign(
-    sink: str,
-    kills: int,
-    seed: int,
-    folder: Path,
-    *,
-    driver_share: float = 0.4,
-    on_cluster: bool = False,
-) -> dict[str, Any]:
-    """Kill a job so many times; what came of it."""
-    chance = random.Random(seed)
-    killed: Counter[str] = Counter()
-    with ExitStack() as stack:
-        kafka = sink in {"eventpub", "run", "threads"}
-        url, address = stack.enter_context(servers(folder, kafka=kafka))
-        executors: Cluster | None = None
-        if on_cluster:
-            private = [folder / "local", folder / "run"]
-            executors = stack.enter_context(cluster(folder, private))
-        master = "local[2,4]" if executors is None else executors.master
-        command, read = job_of(sink, url, address, folder, master)
-        running = Job(command, folder / "job.log")
-        writers = Writers(url)
-        try:
-            while sum(killed.values()) < kills:
-                if not running.is_running:
-                    running.start()
-                    deadline = time.monotonic() + 120
-                    while not _has_workers(running, executors) and time.monotonic() < deadline:
-                        time.sleep(0.3)
-                        if sink == "threads":
-                            break
-                time.sleep(chance.random() * 4)
-                what = "driver" if chance.random() < driver_share else "worker"
-                if executors is not None and what == "worker":
-                    _until_it_grows(read)
-                    killed["executor"] += executors.kill_one(chance)
-                else:
-                    killed[what] += running.is_running and running.kill(what, chance)
-            if running.is_running:
-                running.kill("driver", chance)
-        finally:
-            writers.stop()
-        for _ in range(3):
-            running.start(ends=True)
-            if running.wait(600) == 0:
-                break
-        else:
-            raise RuntimeError((folder / "job.log").read_text()[-3000:])
-        events = stored(url)
-        lost, repeated, disordered = compare(events, read())
-    return {
-        "sink": sink,
-        "kills": dict(killed),
-        "events": len(events),
-        "lost": lost,
-        "repeated": repeated,
-        "out_of_order": disordered,
-    }
-
-
-def _until_it_grows(read: Callable[[], list[Event]]) -> None:
-    """An executor takes some seconds to come back: what is killed shall have done something."""
-    before, deadline = len(read()), time.monotonic() + 60
-    while len(read()) <= before and time.monotonic() < deadline:
-        time.sleep(0.5)
-
-
-def _has_workers(job: Job, executors: Cluster | None) -> bool:
-    return bool(job.processes()["worker"] if executors is None else executors.executors())
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sink", default="parquet")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder")
-    parser.add_argument("--cluster", action="store_true")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(given.folder or temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        outcome = campaign(given.sink, given.kills, given.seed, folder, on_cluster=given.cluster)
-    print(json.dumps(outcome))
-    sys.exit(any(outcome[name] for name in ("lost", "repeated", "out_of_order")))

@@ -10,6 +10,7 @@ import pytest
 from eventpub.channel import Report
 from eventpub.errors import StateError
 from eventpub.index import Index
+from eventpub.spark import journal as journal_of_spark
 from eventpub.spark.journal import KEYS, Journal, Journals, Snapshots, prune
 from eventpub.spark.place import Place
 
@@ -132,3 +133,27 @@ def test_an_index_is_fetched_from_the_newest_snapshot_that_is_not_too_new(tmp_pa
     assert snapshots.fetch(tmp_path / "newest", 4) == 4
     assert journals.head(3, 0) is None
     assert journals.head(4, 0) is not None
+
+
+def test_what_a_killed_prune_leaves_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(str(tmp_path / "place"))
+    for batch in range(1, 7):
+        folder = tmp_path / f"index-{batch}"
+        folder.mkdir()
+        for number in range(30):
+            (folder / f"{number}.sst").write_text(f"{batch} {number}")
+        Snapshots(place, "q", 0).keep(folder, batch)
+        if batch == 4:
+            with monkeypatch.context() as patched:
+                patched.setattr(journal_of_spark, "failpoint", _killed)
+                with pytest.raises(InterruptedError):
+                    prune(place, "q", committed=4, shards=1)
+    prune(place, "q", committed=6, shards=1)
+    assert len(list(place.names("q/snapshot/0"))) == 2
+    assert len(list(place.names("q/file/0"))) == 60
+
+
+def _killed(step: str) -> None:
+    raise InterruptedError(step)
