@@ -51,6 +51,8 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
     """
     from eventpub.ops import init as making
 
+    if not force:  # before the configuration, which may lack store.url
+        making.require_absent(output)
     if url is not None:
         request.overrides["store.url"] = url
     loaded = request.load(

@@ -43,14 +43,6 @@ def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
         ConfigError: init.file_exists, init.not_writable
         NoTableError: init.no_table, init.column_unknown, …
     """
-    if file.exists() and not force:
-        raise ConfigError(
-            "init.file_exists",
-            f"{file} already exists",
-            where="--output",
-            suggestion=f"to check it: eventpub doctor --config {file}; to write another one, name"
-            " it with --output, or write over it with --force",
-        )
     config = loaded.config
 
     def given(key: str, value: Any) -> Any:
@@ -70,6 +62,8 @@ def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
     try:
         with file.open("w" if force else "x", encoding="utf-8") as out:
             out.write(_text(config, chosen, url, app_id, topic))
+    except FileExistsError:
+        raise _exists(file) from None
     except OSError as error:
         raise ConfigError(
             "init.not_writable",
@@ -111,6 +105,21 @@ def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> li
         f"GRANT PROCESS ON *.* TO {name};  -- recommended: shows open transactions",
         f"GRANT {role} ON *.* TO {name};  -- optional: shows whether it is a replica",
     ]
+
+
+def require_absent(file: Path) -> None:
+    if file.exists():
+        raise _exists(file)
+
+
+def _exists(file: Path) -> ConfigError:
+    return ConfigError(
+        "init.file_exists",
+        f"{file} already exists",
+        where="--output",
+        suggestion=f"to check it: eventpub doctor --config {file}; to write another one, name it"
+        " with --output, or write over it with --force",
+    )
 
 
 def _chosen(found: Proposal, table: str | None) -> Candidate:

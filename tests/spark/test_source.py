@@ -105,7 +105,7 @@ def test_what_the_recount_finds_is_divided_like_windows(
         commit(table, "a", 1)
         query.run(1)
         late.connection.commit()
-    monkeypatch.setattr(planner, "_MOST_BYTES", 1)
+    monkeypatch.setattr(planner.Planner, "_most_bytes", lambda *_, **__: 1)
     commit(table, "a", 2)
     found = query.run(61, seconds=1.5)
     assert sorted(events(found)) == sorted([("a", 2), *((f"late-{n}", 1) for n in range(60))])
