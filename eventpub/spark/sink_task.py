@@ -106,7 +106,7 @@ class _Parts(InputRows):
         super().__init__(batches)
         self._options, self._sink = options, sink
         self._is_source, self._has_written = is_source, has_written
-        self._made: dict[int, _EventRows | _PlainRows] = {}
+        self._made: dict[int, _EventRows] = {}
 
     def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
         if self._is_source and not self.has_rows:
@@ -116,7 +116,8 @@ class _Parts(InputRows):
             if (rows := self.part(number)) is None:
                 return
             made = make(rows, self._options, self._sink, self._has_written)
-            self._made[number] = made
+            if isinstance(made, _EventRows):
+                self._made[number] = made
             yield made.batch
 
     def refused(self) -> tuple[Refusal, ...]:
@@ -216,8 +217,6 @@ def _flags(rows: pa.Table) -> Any:
 
 class _PlainRows:
     """Rows with Spark's Kafka columns."""
-
-    refused: tuple[Refusal, ...] = ()
 
     def __init__(
         self, rows: pa.Table, options: SinkOptions, sink: NumberedSink, has_written: bool
