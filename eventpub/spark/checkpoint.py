@@ -71,7 +71,7 @@ class Checkpoints:
         if former and progress.get("query") == former:
             journals = Journals(Place(str(known.get("location", location))), former)
             found = journals.oldest(int(progress.get("batch", 0)), int(known["shards"]))
-            low = min(low, *(at - 1 for at in found))
+            low = min([low, *(at - 1 for at in found)])
         low -= config.recount.horizon
         plan = Plan(
             name,
