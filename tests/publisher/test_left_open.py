@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+import zlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +17,7 @@ from eventpub.spark.checkpoint import Checkpoints
 from eventpub.spark.publisher import Query, _UnusableError
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import commit, create_table
+from tests.publisher.harness import commit, create_table, eventually
 
 HANGING = SinkError("sink.hanging_transaction", "…", retriable=True)
 
@@ -77,3 +80,37 @@ def test_a_checkpoint_whose_markers_are_hidden_does_not_go_on(
     monkeypatch.setattr(of_spark, "Place", lambda _: SimpleNamespace(names=lambda _: names))
     checkpoints: Any = SimpleNamespace(sink=lambda: SimpleNamespace(owner=hidden))
     assert not Checkpoints._goes_on(checkpoints, "q", "/state")
+
+
+@pytest.mark.engines("here", why="the engine threads notes what it has written itself")
+def test_what_may_be_hidden_is_read_again_by_a_new_checkpoint_however_old(
+    new_publisher: NewPublisher, database: FreshDatabase
+) -> None:
+    """It went back by time, and a batch of a backlog spans more than any margin."""
+    create_table(database)
+    publisher = new_publisher(database)
+    commit(database, "a", 1)
+    publisher.start()
+    publisher.until_published("a", [1])
+    [first] = publisher.topic.read()
+    app_id, sink = publisher.settings["app"]["id"], publisher.settings["sink"]
+    servers = sink["bootstrap_servers"]
+    hides = Producer({"bootstrap.servers": servers, "transactional.id": f"hides-{app_id}"})
+    hides.init_transactions(10)
+    hides.begin_transaction()
+    hides.produce(sink["topic"], b"", b"a", first.partition, headers=[("ce_source", app_id)])
+    hides.flush(10)
+    names = (f"b{n}" for n in range(99))
+    other = next(n for n in names if zlib.crc32(n.encode()) % 4 != first.partition)
+    commit(database, other, 1)
+    publisher.until_published(other, [1])
+
+    def low() -> int:
+        return int(json.loads((publisher.state / "progress.json").read_text())["low"])
+
+    [created] = database.execute("SELECT UNIX_TIMESTAMP(MAX(create_time)) * 1000000 FROM events")[0]
+    time.sleep(12)  # two looks at the topic
+    assert low() < created, "what was published since is hidden, for all that is known"
+    hides.abort_transaction(10)
+    eventually(lambda: low() >= created, 30)
+    publisher.stop()
