@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from eventpub.admission.model import CONFLICT, VersionRange
+from eventpub.admission.model import CONFLICT
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.ops.asking import ask_shards
@@ -177,11 +177,13 @@ def publish(
     """
     key = (aggregate_id, version)
     with readable_store(config) as store:
-        rows = store.seen(VersionRange(aggregate_id, version, version))
-    times = [row.create_time // 1000 for row in rows if row.create_time is not None]
+        batches = list(store.below([(aggregate_id, version + 1)], 1))  # names an invalid row
+    times = [
+        row["create_time"] for b in batches for row in b.to_pylist() if row["version"] == version
+    ]
     if not times:
         return "not in the store"
-    first = max(0, min(times) if since is None else min(*times, since))
+    first = max(0, times[0] // 1000 if since is None else min(times[0] // 1000, since))
     found, searched, topics = search_topic(config, {key}, first, time.monotonic() + timeout)
     if key in found:
         return "published before"

@@ -174,14 +174,14 @@ class Monitor(Overview):
         """The query was stopped: markers on the topic tell whether its last batch was published."""
         newest, shards = self._journals.newest(), range(len(self.shards))
         heads = [self._journals.head(newest, n) for n in shards] if newest else [None]
-        if newest <= self._plan.batch or None in heads:
-            return
-        with_rows = {n for n, head in zip(shards, heads, strict=True) if head and head["rows"]}
-        assignment = self._prepared.assignment
-        sink = NumberedSink(assignment.parts.clients, assignment.config.app.id)
-        if with_rows <= sink.published_tasks(self._publisher.query, newest - 1):
-            self._take_upto(newest, time.monotonic())
-            self.remember()
+        if newest > self._plan.batch and None not in heads:
+            with_rows = {n for n, head in zip(shards, heads, strict=True) if head and head["rows"]}
+            assignment = self._prepared.assignment
+            sink = NumberedSink(assignment.parts.clients, assignment.config.app.id)
+            if with_rows <= sink.published_tasks(self._publisher.query, newest - 1):
+                self._take_upto(newest, time.monotonic())
+        self._watch.measure()
+        self.remember()
 
     def _take_notes(self, now: float) -> None:
         for note in self._notes.take():
@@ -349,40 +349,37 @@ class TopicWatch:
             self._turn = (self._turn + 1) % len(ours)
             looked_at.add(ours[self._turn])
         done = self._work.do(e.CheckTopic({place: self.ends[place] for place in looked_at}))
-        taken = self._taken()
-        self._require_none_left_open(self._measure(), taken, time.monotonic())
+        self._require_none_left_open(*self._measure(), time.monotonic())
         return done
 
     def measure(self) -> None:
         with suppress(EventpubError):
             self._measure()
 
-    def _measure(self) -> dict[PartitionId, int]:
-        """Ends that readers can reach, also of the markers' partition."""
+    def _measure(self) -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
+        """Ends that readers can reach, and those of the log; also of the markers' partition."""
+        taken, clients = self._taken(), self._clients
         sink, markers = self._config.sink, markers_of(self._config.sink)
         counts = partition_counts(self._clients, _TIMEOUT)
         places = [(t, n) for t in sink.topics for n in range(counts.get(t, 0))]
         if markers in counts:
             places.append(place_of(markers, self._config.app.id, counts[markers]))
         found = visible_ends(self._clients, places, _TIMEOUT)
-        ours = {place: end for place, end in self.ends.items() if place[0] == sink.topic}
-        if lower := [place for place, end in ours.items() if found.get(place, end) < end - 1]:
-            highs = list_offsets(self._clients, lower, "latest", timeout=_TIMEOUT)
-            for place, end in highs.items():
-                if end < ours[place] - 1:  # a missing marker is one offset
-                    raise tail_gone(self._clients, place, ours[place], end)
+        optional = frozenset(sink.topics)
+        highs = list_offsets(clients, [*found], "latest", optional=optional, timeout=_TIMEOUT)
+        for place, end in self.ends.items():
+            if place[0] == sink.topic and highs.get(place, end) < end - 1:  # 1: a missing marker
+                raise tail_gone(clients, place, end, highs[place])
         self.ends = {place: end for place, end in found.items() if end and place[0] != markers}
-        return found
+        for batch, ends in (self._awaited, (taken, highs)):
+            if all(found.get(place, end) >= end for place, end in ends.items()):
+                self.visible_upto, self._awaited = max(batch, self.visible_upto), (taken, highs)
+        return found, highs
 
     def _require_none_left_open(
-        self, stable: Mapping[PartitionId, int], taken: int, now: float
+        self, stable: Mapping[PartitionId, int], highs: Mapping[PartitionId, int], now: float
     ) -> None:
-        sink, app_id = self._config.sink, self._config.app.id
-        optional, clients = frozenset(sink.topics), self._clients
-        highs = list_offsets(clients, [*stable], "latest", optional=optional, timeout=_TIMEOUT)
-        batch, ends = self._awaited
-        if all(stable.get(place, end) >= end for place, end in ends.items()):
-            self.visible_upto, self._awaited = max(batch, self.visible_upto), (taken, highs)
+        sink, app_id, clients = self._config.sink, self._config.app.id, self._clients
         before, self._held = self._held, {}
         for place, end in highs.items():
             if (at := stable[place]) < end:
