@@ -334,7 +334,9 @@ def recover(assignment: Assignment, number: int, beginning: Beginning, folder: P
     with PublishingContext(assignment, number, beginning, Lane(), lambda _: None) as context:
         Fold(context).run()
         # a leader cut off from the others lacks the last records, and would have them repeated
-        check_leaders(assignment.parts.clients, context.own_places())
+        topic = assignment.config.sink.topic
+        own = [place for place in context.own_places() if place[0] == topic]
+        check_leaders(assignment.parts.clients, own)
         folder.parent.mkdir(parents=True, exist_ok=True)
         copy = folder_for(folder)
         context.index.copy_to(copy)
