@@ -41,6 +41,8 @@ class Overview:
     """
 
     where = HERE
+    gives_up = True
+    """Whether a request may make a runner fail, and is given up after two."""
 
     def __init__(self, config: Config, begin: StartState, do: e.Do) -> None:
         self._do = do
@@ -101,7 +103,8 @@ class Overview:
                 self.pauses.reply(command.what["is_paused"], event.error)
             self.schedule.met(event.error, now)
         elif isinstance(event, Ended) and event.error is not None:
-            self.requests.runner_failed(self.shards[event.shard], event.error)
+            if self.gives_up:
+                self.requests.runner_failed(self.shards[event.shard], event.error)
             self.schedule.met(event.error, now)
 
     def account(self, report: Report, uncounted_since: int | None, now: float) -> None:

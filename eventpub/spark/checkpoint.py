@@ -69,9 +69,10 @@ class Checkpoints:
         start = None if begin.start == 0 else begin.start
         low = begin.low
         if former and progress.get("query") == former:
-            journals = Journals(Place(str(known.get("location", location))), former)
-            found = journals.oldest(int(progress.get("batch", 0)), int(known["shards"]))
-            low = min([low, *(at - 1 for at in found)])
+            with suppress(EventpubError):  # a location that is gone; `low` is of a second before
+                journals = Journals(Place(str(known.get("location", location))), former)
+                found = journals.oldest(int(progress.get("batch", 0)), int(known["shards"]))
+                low = min([low, *(at - 1 for at in found)])
         low -= config.recount.horizon
         plan = Plan(
             name,

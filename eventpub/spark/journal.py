@@ -155,12 +155,18 @@ class Journals:
         return found
 
     def oldest(self, after: int, shards: int) -> list[int]:
-        """`create_time` of the oldest event of each part of the batches after one, µs."""
-        heads = (
-            self.head(b, s) for b in range(after + 1, self.newest() + 1) for s in range(shards)
-        )
-        found = (head["report"].oldest for head in heads if head is not None)
-        return [at for at in found if at is not None]
+        """`create_time` of the oldest event of each part of the batches after one, µs.
+
+        Without those whose journal is damaged: they were not published.
+        """
+        found: list[int] = []
+        for batch in range(after + 1, self.newest() + 1):
+            for shard in range(shards):
+                with suppress(StateError):
+                    head = self.head(batch, shard)
+                    if head is not None and head["report"].oldest is not None:
+                        found.append(head["report"].oldest)
+        return found
 
     def newest(self) -> int:
         """The last batch that has a journal; 0: none."""

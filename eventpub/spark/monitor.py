@@ -44,6 +44,7 @@ class Monitor(Overview):
     """The publisher's side of a query; a shard's runner is the query itself."""
 
     where = "Spark"
+    gives_up = False  # a batch answers with the error
 
     def __init__(
         self, config: Config, state: StateDir, prepared: Prepared, publisher: Publisher
@@ -119,8 +120,7 @@ class Monitor(Overview):
             self._observe(self._events.get(), now)
         self.requests.send(is_paused=self.pauses.is_paused)
         if (requests := self.requests.take_back()) != self._left:
-            leave(self._state, requests)
-            self._left = requests
+            self._left = requests if leave(self._state, requests) else []
         if self.schedule.is_second(now):
             self.rate.add(now, self.progress.published)
         at = self.progress.position, self.progress.rows_read

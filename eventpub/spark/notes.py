@@ -49,15 +49,17 @@ class Notes:
                 yield note
 
 
-def leave(state: StateDir, requests: Sequence[Request]) -> None:
+def leave(state: StateDir, requests: Sequence[Request]) -> bool:
     """Leave the planner all that it is to do, or nothing on a full disk: not what was answered."""
     file = state.spark_scratch / _ASKED
     with suppress(OSError):
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(file, json.dumps([asdict(request) for request in requests]))
+            return True
         except OSError:
             file.unlink(missing_ok=True)
+    return False
 
 
 def asked(state: StateDir) -> list[Request]:

@@ -175,9 +175,9 @@ class Planner:
 
     def _most_bytes(self, last: Plan, now: float, *, is_cut: bool) -> int:
         took, self._took, self._planned_at = self._took, 0.0, now
-        if _SLOW / 3 < took < self._trigger + 1:  # may include the wait for Spark's trigger
-            took = max((report.took for report in self._reports), default=0.0)
         slow = min(_SLOW, self._config.sink.transaction_timeout / 4e6)
+        if slow / 3 < took < self._trigger + 1:  # may include the wait for Spark's trigger
+            took = max((report.took for report in self._reports), default=0.0)
         if took > slow:
             return max(last.most_bytes // 2, _LEAST_BYTES)
         if is_cut and 0 < took < slow / 3:

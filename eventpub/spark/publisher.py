@@ -106,8 +106,11 @@ class SparkPublisher(Run):
                 if not error.retriable:
                     raise
                 log.warning("the start failed; trying again", error=str(error), wait=wait)
-            time.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
+            until, wait = time.monotonic() + wait, min(2 * wait, _LONGEST_WAIT)
+            while time.monotonic() < until:
+                if self._stopped_by is not None:
+                    return None
+                time.sleep(_LOOKS_EVERY)
 
 
 class Query:
@@ -220,10 +223,11 @@ class Query:
 
     def _require_usable(self, error: EventpubError, failures: int, now: float) -> None:
         """Raise `_UnusableError` if a new checkpoint is needed."""
-        fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1
+        was_well = self.monitor.well_for(now) > 0
+        fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1 and not was_well
         is_of_it = fails_at_once or error.code in {HANGING, *_OF_THE_CHECKPOINT}
-        # a new one must help
-        if is_of_it and (self.monitor.well_for(now) > 0 or not self._replaces_checkpoint):
+        self._replaces_checkpoint = self._replaces_checkpoint and not was_well
+        if is_of_it and not self._replaces_checkpoint:  # which must have helped
             log.warning("the checkpoint cannot be used; starting a new one", error=str(error))
             raise _UnusableError
 

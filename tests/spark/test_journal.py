@@ -98,6 +98,18 @@ class TestJournals:
                 journals.read(1, 0)
             assert damaged.value.code == "state.journal_damaged"
 
+    def test_the_oldest_events_of_batches_without_those_that_are_damaged(
+        self, tmp_path: Path
+    ) -> None:
+        """A new checkpoint asks for them, which may be there since one is damaged."""
+        journals, place = Journals(Place(str(tmp_path)), "q"), Place(str(tmp_path))
+        for batch, oldest in ((1, 10), (2, 7), (3, None)):
+            report = Report(0, oldest=oldest)
+            assert journals.create(batch, 0, Journal(report, KEYS.empty_table(), {}))
+        assert place.create(journals._name(4, 0), b"")
+        assert journals.oldest(0, 1) == [10, 7]
+        assert journals.oldest(1, 2) == [7]
+
     @pytest.mark.parametrize("data", [b"", b"1234567", b"\x05" + bytes(7) + b"nojso", b"x" * 100])
     def test_one_that_cannot_be_read_is_named(self, tmp_path: Path, data: bytes) -> None:
         place = Place(str(tmp_path))
