@@ -158,11 +158,14 @@ class Monitor(Overview):
         for report in self._heads(batch):
             self.shards[report.shard].report = report
             self.durable.take(self.shards, report, None)
-            if report.oldest is not None:
-                self._hidden.append((batch, report.oldest - 1))
+            self._may_hide(batch, report)
             is_there = {n: getattr(report, n) for n in ("position", "low", "holds", "next_due")}
             self.progress.add(Report(report.shard, **is_there), self.where)
         self.progress.position = self.durable.position
+
+    def _may_hide(self, batch: int, report: Report) -> None:
+        if report.oldest is not None:
+            self._hidden.append((batch, report.oldest - 1))
 
     def ended(self) -> None:
         """The query has ended by itself, so every batch is committed."""
@@ -216,8 +219,7 @@ class Monitor(Overview):
             }
             published, dead = report.published - len(refused), [*report.dead, *dead]
             report = replace(report, published=published, dead=dead, answers=answers)
-        if report.oldest is not None:
-            self._hidden.append((batch, report.oldest - 1))
+        self._may_hide(batch, report)
         self.shards[report.shard].take_report(report)
         self.see(report, now)
         self.account(report, None, now)

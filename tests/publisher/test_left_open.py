@@ -17,9 +17,21 @@ from eventpub.spark.checkpoint import Checkpoints
 from eventpub.spark.publisher import Query, _UnusableError
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import commit, create_table, eventually
+from tests.publisher.harness import Publisher, commit, create_table, eventually
 
 HANGING = SinkError("sink.hanging_transaction", "…", retriable=True)
+
+
+def opened(publisher: Publisher, partition: int) -> Producer:
+    """A transaction with a record of the publisher, by a producer that leaves it open."""
+    app_id, sink = publisher.settings["app"]["id"], publisher.settings["sink"]
+    servers = sink["bootstrap_servers"]
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": f"lost-{app_id}"})
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce(sink["topic"], b"", b"a", partition, headers=[("ce_source", app_id)])
+    producer.flush(10)
+    return producer
 
 
 @pytest.mark.engines("here", why="the engine threads folds in place; see tests/sink")
@@ -32,18 +44,7 @@ def test_a_new_checkpoint_begins_and_publishes_once(
     publisher.start()
     publisher.until_published("a", [1])
     [first] = publisher.topic.read()
-    app_id = publisher.settings["app"]["id"]
-    left_open = Producer(
-        {
-            "bootstrap.servers": publisher.settings["sink"]["bootstrap_servers"],
-            "transactional.id": f"lost-{app_id}",
-        }
-    )
-    left_open.init_transactions(10)
-    left_open.begin_transaction()
-    topic = publisher.settings["sink"]["topic"]
-    left_open.produce(topic, b"", b"a", first.partition, headers=[("ce_source", app_id)])
-    left_open.flush(10)
+    left_open = opened(publisher, first.partition)
     for version in (2, 3):
         commit(database, "a", version)
     publisher.until_said("the checkpoint cannot be used; starting a new one")
@@ -93,13 +94,7 @@ def test_what_may_be_hidden_is_read_again_by_a_new_checkpoint_however_old(
     publisher.start()
     publisher.until_published("a", [1])
     [first] = publisher.topic.read()
-    app_id, sink = publisher.settings["app"]["id"], publisher.settings["sink"]
-    servers = sink["bootstrap_servers"]
-    hides = Producer({"bootstrap.servers": servers, "transactional.id": f"hides-{app_id}"})
-    hides.init_transactions(10)
-    hides.begin_transaction()
-    hides.produce(sink["topic"], b"", b"a", first.partition, headers=[("ce_source", app_id)])
-    hides.flush(10)
+    hides = opened(publisher, first.partition)
     names = (f"b{n}" for n in range(99))
     other = next(n for n in names if zlib.crc32(n.encode()) % 4 != first.partition)
     commit(database, other, 1)
