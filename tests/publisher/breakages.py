@@ -80,12 +80,13 @@ class Servers:
 def servers(folder: Path) -> Iterator[Servers]:
     """Start them below a folder; stop them at the end."""
     environment = _movable_clock(folder)
+    # before the server maps its file: who reads a truncated one is ended by SIGBUS
+    clock = Clock(folder / "ahead") if environment else None
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
         options = ["--skip-log-bin", "--innodb-flush-log-at-trx-commit=2"]
         database = mysql(folder / "mysql", options=options)
-    clock = Clock(folder / "ahead") if environment else None
     with database, kafka(folder / "kafka") as broker:
         yield Servers(broker, database, clock, environment)
 
@@ -99,7 +100,6 @@ def _movable_clock(folder: Path) -> dict[str, str]:
     source.write_text(SHIM)
     command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source)]
     subprocess.run(command, check=True, capture_output=True)
-    (folder / "ahead").write_bytes(bytes(8))
     return {"LD_PRELOAD": str(library), "CLOCK_AHEAD": str(folder / "ahead")}
 
 
