@@ -33,15 +33,17 @@ if TYPE_CHECKING:
 _LONGEST_PAUSE = 0.5
 """Most seconds that a call waits for the next poll; Spark calls again at once."""
 
+_FIRST_PAGE = 5_000
 _MOST_PAGES = 4
 _LARGEST_PAGE = 200_000
 """Window size in rows up to which shards read it without first splitting it."""
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
-_SLOW = 15.0
+_SLOW, _GROWTH = 15.0, 4
 """Duration of a batch, s, above which the next gets half as many bytes, or a quarter of the
-transaction's time-out; below a third of it, a full batch is followed by one of twice as many. A
-transaction longer than its time-out never succeeds, and a decided batch cannot be made smaller."""
+transaction's time-out; below a quarter of it, a full batch is followed by one of four times as
+many. A transaction longer than its time-out never succeeds, and a decided batch cannot be made
+smaller."""
 
 _KEPT_ANSWERED = 50
 _SAMPLED_EVERY = 1.0
@@ -77,8 +79,9 @@ class Planner:
         self._of = Assignment(config, layout, config.run.shards, None, 0, parts)
         self._polls, self._checks = BoundaryWork(self._of, until), ChecksWork(self._of)
         self._journals = journals
-        self._rows = most_rows or config.read.page_rows
-        self._most_rows = most_rows or _MOST_PAGES * self._rows
+        rows = most_rows or config.read.page_rows
+        self._most_rows = most_rows or _MOST_PAGES * rows
+        self._next_rows, self._rows = rows, min(_FIRST_PAGE, rows)
         self._is_page = self._most_rows <= _LARGEST_PAGE
         self._until = until
         self._clock = clock
@@ -176,12 +179,12 @@ class Planner:
     def _most_bytes(self, last: Plan, now: float, *, is_cut: bool) -> int:
         took, self._took, self._planned_at = self._took, 0.0, now
         slow = min(_SLOW, self._config.sink.transaction_timeout / 4e6)
-        if slow / 3 < took < self._trigger + 1:  # may include the wait for Spark's trigger
+        if slow / _GROWTH < took < self._trigger + 1:  # may include the wait for Spark's trigger
             took = max((report.took for report in self._reports), default=0.0)
         if took > slow:
             return max(last.most_bytes // 2, _LEAST_BYTES)
-        if is_cut and 0 < took < slow / 3:
-            return min(2 * last.most_bytes, _MOST_BYTES)
+        if is_cut and 0 < took < slow / _GROWTH:
+            return min(_GROWTH * last.most_bytes, _MOST_BYTES)
         return last.most_bytes
 
     # -- what is known ----------------------------------------------------------------------------
@@ -239,7 +242,8 @@ class Planner:
         result = self._polls.do(command).result
         self.upper = result.upper
         if result.is_page and not is_cut:
-            self._rows = min(2 * self._rows, self._most_rows)
+            self._rows = self._next_rows
+            self._next_rows = min(2 * self._rows, self._most_rows)
         self._poll_at = self._clock() + (0.0 if result.is_page else result.pause)
         self._observed.progress.position = last.upto
         self._changes.polled(result, self._clock())

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
-from eventpub.config import Config
 from eventpub.coordinator.events import CheckTopic, PauseAsked
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.status import shown
@@ -25,18 +23,11 @@ from eventpub.sink.transaction import fence_all
 from eventpub.spark.checkpoint import HANGING, Checkpoints
 from eventpub.spark.monitor import Monitor
 from eventpub.spark.session import (
-    end_session,
+    Spark,
     error_of,
     ignoring,
-    is_alive,
-    make_active,
-    new_session,
     require_java,
 )
-from eventpub.state import StateDir
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _LOOKS_EVERY = 0.25
 _SHOWN_EVERY = 1.0
@@ -81,7 +72,15 @@ class _UnusableError(Exception):
 class SparkPublisher(Run):
     def run(self) -> Progress:
         require_java()
-        return super().run()
+        self._spark = Spark(self._config, self._state)
+        try:
+            return super().run()
+        finally:
+            self._spark.end()
+
+    def _prepare(self) -> Prepared | None:
+        self._spark.begin()
+        return super()._prepare()
 
     def _publish(self, prepared: Prepared) -> Progress:
         """Replace a damaged checkpoint, as after a power failure: the topic has all it needs."""
@@ -89,7 +88,7 @@ class SparkPublisher(Run):
         next_one: Prepared | None = prepared
         while next_one is not None:
             try:
-                with Query(self._config, self._state, next_one, now, replaces) as query:
+                with Query(self._spark, next_one, now, replaces) as query:
                     return query.run(self._on_progress, lambda: self._stopped_by)
             except _UnusableError:
                 replaces = True
@@ -117,14 +116,11 @@ class Query:
     """The query, its pages and its Spark session; a context manager."""
 
     def __init__(
-        self,
-        config: Config,
-        state: StateDir,
-        prepared: Prepared,
-        available_now: bool,
-        replaces_checkpoint: bool,
+        self, spark: Spark, prepared: Prepared, available_now: bool, replaces_checkpoint: bool
     ) -> None:
+        config, state = spark.config, spark.state
         self._config, self._state, self._prepared = config, state, prepared
+        self._spark = spark
         self._available_now = available_now
         self._replaces_checkpoint = replaces_checkpoint
         self._pauses: queue.SimpleQueue[PauseAsked] = queue.SimpleQueue()
@@ -134,7 +130,6 @@ class Query:
         self.status, self.ask = self.monitor.status, self.monitor.ask
         self.withdraw = self.monitor.withdraw
         self._pages = Pages(config, self, state)
-        self._session: SparkSession | None = None
         self._query: Any = None
         self._starting: threading.Thread | None = None
         self._stopping: threading.Thread | None = None
@@ -151,7 +146,7 @@ class Query:
 
     def __exit__(self, *_: object) -> None:
         self._stop_query()
-        self._end_session()
+        self._spark.end()
         self.monitor.close()
         self._pages.end()
         if self._is_taken_over:
@@ -205,8 +200,8 @@ class Query:
                     raise final
                 log.warning("the query failed; restarting it", error=str(error), wait=wait)
                 start_at, wait = now + wait, min(2 * wait, _LONGEST_WAIT)
-                if failures % _FAILURES_OF_A_SESSION == 0 or not is_alive(self._session):
-                    self._end_session()
+                if failures % _FAILURES_OF_A_SESSION == 0 or not self._spark.is_alive:
+                    self._spark.end()
             self._look(now)
             if now - shown_at > _SHOWN_EVERY:
                 shown_at = now
@@ -252,14 +247,12 @@ class Query:
         if self._stopping is not None:  # Spark refuses a second query of the same name
             self._stopping.join(_STOPS_AT_LAST)
             if self._stopping.is_alive():
-                self._end_session()
+                self._spark.end()
             self._stopping = None
-        if self._session is None:
-            self._session = new_session(self._config, self._state)
-        make_active(self._session)
+        session = self._spark.session()
         self._checkpoints.sink().markers.check_leader()  # the first batch may be a repeated one
         packed = self._publisher.packed(self._config)
-        rows = self._session.readStream.format("eventstore").option("publisher_secret", packed)
+        rows = session.readStream.format("eventstore").option("publisher_secret", packed)
         writer = rows.load().writeStream.format("eventpub").option("publisher_secret", packed)
         folder = f"{self._publisher.location}/checkpoint/{self._publisher.query}"
         writer = writer.option("checkpointLocation", folder).queryName(self._config.app.id)
@@ -271,7 +264,7 @@ class Query:
         if self.monitor.pauses.is_paused:
             return
         query = writer.start()
-        self.monitor.started(self._session)
+        self.monitor.started(session)
         self._query = query
 
     def _why_it_ended(self) -> EventpubError | None:
@@ -295,11 +288,6 @@ class Query:
         self._stopping.start()
         self._stopping.join(_STOPS_WITHIN)
         self.monitor.look(query, time.monotonic())  # the last batches
-
-    def _end_session(self) -> None:
-        self._session = None
-        if "pyspark" in sys.modules:
-            end_session(is_local=self._config.spark.master.startswith("local"))
 
     # -- what others ask --------------------------------------------------------------------------
 

@@ -11,7 +11,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,51 @@ def require_java() -> None:
         )
 
 
+class Spark:
+    """The session of a run, which starts beside the checks of the publisher's start."""
+
+    def __init__(self, config: Config, state: StateDir) -> None:
+        self.config, self.state = config, state
+        self._started: Future[SparkSession] | None = None
+        self._is_starting = threading.Lock()
+
+    def begin(self) -> Future[SparkSession]:
+        if self._started is None:
+            self._started = Future()
+            threading.Thread(target=self._start, args=(self._started,), daemon=True).start()
+        return self._started
+
+    def _start(self, started: Future[SparkSession]) -> None:
+        with self._is_starting:  # until `end` has ended a former one
+            try:
+                session = new_session(self.config, self.state)
+            except BaseException as error:
+                started.set_exception(error)
+            else:
+                started.set_result(session)
+
+    def session(self) -> SparkSession:
+        """Wait for the session, and have Spark find its data sources in this thread."""
+        try:
+            session = self.begin().result()
+        except BaseException:
+            self.end()
+            raise
+        make_active(session)
+        return session
+
+    @property
+    def is_alive(self) -> bool:
+        return self._started is not None and is_alive(self._started.result())
+
+    def end(self) -> None:
+        """End Spark; one that is still starting ends when it has, or with this process."""
+        started, self._started = self._started, None
+        if started is not None:
+            is_local = self.config.spark.master.startswith("local")
+            started.add_done_callback(lambda _: end_session(is_local=is_local))
+
+
 def new_session(config: Config, state: StateDir) -> SparkSession:
     """Start Spark with the data sources; its output goes to `spark.log`."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -63,9 +110,16 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
     session = SparkSession(context)
     register(session)
     # the parent of the Python workers imports while the query is planned
-    warm_up = context.parallelize([0], 1).count
+    warm_up = partial(_warm_up, session)
     threading.Thread(target=lambda: ignoring(warm_up), daemon=True).start()
     return session
+
+
+def _warm_up(session: SparkSession) -> None:
+    from pyspark.sql import functions
+
+    same = functions.udf(int, "long", useArrow=False)
+    session.range(1, numPartitions=1).select(same("id")).collect()
 
 
 def make_active(session: SparkSession) -> None:

@@ -255,8 +255,7 @@ class Task:
             window = partial(context.reader.window, is_page=is_page)
             with ahead(lambda: chunks(window(after, plan.upto, shard), sizes)) as parts:
                 for rows in parts:
-                    had_rows = True
-                    waits = not step.rows(rows) or context.is_full
+                    had_rows, waits = True, context.is_full or not step.rows(rows)
                     if waits:
                         break
                     yield

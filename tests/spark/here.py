@@ -182,10 +182,10 @@ def main() -> int:
 
     context = SimpleNamespace(get=lambda: _task.context)
     with (
-        patch("eventpub.spark.publisher.new_session", new_session),
-        patch("eventpub.spark.publisher.make_active", lambda _: None),
-        patch("eventpub.spark.publisher.is_alive", lambda session: session is not None),
-        patch("eventpub.spark.publisher.end_session", lambda **_: None),
+        patch("eventpub.spark.session.new_session", new_session),
+        patch("eventpub.spark.session.make_active", lambda _: None),
+        patch("eventpub.spark.session.is_alive", lambda session: session is not None),
+        patch("eventpub.spark.session.end_session", lambda **_: None),
         patch("eventpub.spark.sink_task.TaskContext", context),
         patch("eventpub.spark.rows.require_whole_input", lambda: None),
         patch("eventpub.spark.source.collect_no_imports", lambda: None),

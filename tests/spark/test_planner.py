@@ -172,7 +172,7 @@ def test_a_comparison_is_planned_again_until_it_is_done(
 
 
 class TestTheSizeOfABatch:
-    """After a quick batch the next may have twice as many bytes, after a slow one half."""
+    """After a quick batch the next may have four times as many bytes, after a slow one half."""
 
     def sizes(
         self,
@@ -205,13 +205,13 @@ class TestTheSizeOfABatch:
     def test_of_the_publisher(self, database: FreshDatabase, played: Make) -> None:
         took = [(1.0, 0.9), (20.0, 0.9), (7.0, 0.9)]
         found = self.sizes(database, played, took, observed=Observed(lambda _: None))
-        assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES]
+        assert found == [4 * FIRST_BYTES, 2 * FIRST_BYTES, 2 * FIRST_BYTES]
 
     def test_that_waits_for_a_long_trigger(self, database: FreshDatabase, played: Make) -> None:
         """The wait counted as the batch's: it got smaller and smaller, and the lag larger."""
         took = [(60.0, 2.0), (60.0, 30.0), (95.0, 2.0)]
         found = self.sizes(database, played, took, observed=Observed(lambda _: None), trigger="1m")
-        assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES // 2]
+        assert found == [4 * FIRST_BYTES, 2 * FIRST_BYTES, FIRST_BYTES]
 
     def test_of_small_batches(self, database: FreshDatabase, played: Make) -> None:
         """A batch after an outage was as large as after a fast drain, and never fitted."""
@@ -222,7 +222,7 @@ class TestTheSizeOfABatch:
         self, database: FreshDatabase, played: Make
     ) -> None:
         found = self.sizes(database, played, [(60.0, 2.0), (60.0, 16.0), (60.0, 9.0)])
-        assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES]
+        assert found == [4 * FIRST_BYTES, 2 * FIRST_BYTES, 2 * FIRST_BYTES]
 
 
 def test_a_window_is_a_page_from_where_the_batch_before_ended(
