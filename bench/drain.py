@@ -36,7 +36,7 @@ def drain(  # noqa: PLR0913 (what a case is measured with)
     debezium: bool = True,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Each in turn, another first in each round; the medians of all rounds by who drained, and the runs themselves."""
+    """Each in turn, another first in each round; the runs, and their medians by who drained."""
     url = machine.table("backlog")
     page = min(raw_pipe.PAGE_ROWS, max(1_000, events // 10))
     transaction = min(raw_pipe.TRANSACTION_ROWS, 2 * page)

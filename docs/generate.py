@@ -67,6 +67,8 @@ Keys are read only at the start. Most can be changed with a restart. The others:
 | `sink.topic` | start once with the new topic: the error names the value of\
  `sink.accept_topic_id` with which only unpublished events go there; or use a new\
  `app.state_dir` to publish everything there |
+| `store.columns.aggregate_id` | with other columns the same rows are other\
+ events: use a new `app.id`, `app.state_dir` and `sink.topic`; a single column may be renamed |
 | `read.start` | no effect after the first start (a warning says so); start over with a new\
  `app.state_dir` and `sink.topic` |
 | `sink.partitions` | no effect on existing topics: [add partitions](how-to/grow-partitions.md) |

@@ -113,6 +113,12 @@ class Store(Section):
         database = unquote(urlsplit(self.url.get_secret_value()).path).lstrip("/")
         return f"{database}.{self.table}"
 
+    @property
+    def key(self) -> str:
+        """The columns that tell aggregates apart, in a state's identity; one may be renamed."""
+        columns = self.columns.aggregate_id
+        return " and ".join(columns) if len(columns) > 1 else "one column"
+
 
 class Read(Section):
     start: form.Start = "beginning"

@@ -22,6 +22,8 @@ _UNITS = {
     "d": 86_400_000_000,
 }
 
+ZONES_DIFFER = 26 * _UNITS["h"]
+"""The most by which local times of two zones differ, µs."""
 
 _DURATION = "a number and a unit (us, ms, s, m, h or d), such as '250ms' or '1.5s'; at most 365d"
 _LONGEST = 365 * _UNITS["d"]

@@ -25,6 +25,7 @@ from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
 from eventpub.sources.mysql.values import writers_zone
+from eventpub.times import ZONES_DIFFER
 
 SAMPLE = 20
 """Rows of a sample: the highest ids, or the youngest rows of a table without ids."""
@@ -40,8 +41,6 @@ _NEVER_LATE = 60_000_000
 
 _ZONES_DIFFER_BY = 900_000_000
 """µs; two zones differ by a multiple of it."""
-_ZONES_DIFFER = 26 * 3600 * 1_000_000
-"""At most, µs."""
 _COMMITS_WITHIN = 10_000_000
 """Tolerance for commit delay or clock skew of a writer in another zone, µs."""
 
@@ -164,7 +163,7 @@ def _is_of_zone(at: int, now: int, row: NewRow) -> bool:
     age = now - row.created
     rest = age % _ZONES_DIFFER_BY
     is_multiple = rest <= now - at + _COMMITS_WITHIN or rest >= _ZONES_DIFFER_BY - _COMMITS_WITHIN
-    return is_multiple and age <= _ZONES_DIFFER + _ZONES_DIFFER_BY
+    return is_multiple and age <= ZONES_DIFFER + _ZONES_DIFFER_BY
 
 
 _WATERMARK = {

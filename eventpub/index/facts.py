@@ -11,9 +11,6 @@ from typing import Any
 from eventpub.errors import StateError
 from eventpub.index.database import Database, Items
 
-_TIMES_SETTLE = 86_400_000_000
-"""µs: the most by which times read in two zones differ."""
-
 Partition = tuple[str, int]
 """Topic and partition number."""
 Offsets = dict[Partition, int]
@@ -23,7 +20,7 @@ Range = tuple[int, int]
 _BY_PARTITION = ("offsets", "written", "missing_markers")
 FLAGS = ("has_skips", "has_refusals", "has_rewrites")
 
-_NAMES = {"app": "app.id", "topic": "sink.topic", "table": "the table"}
+_NAMES = {"app": "app.id", "topic": "sink.topic", "table": "the table", "key": "aggregate ids of"}
 _RENAMED = 'if app.id was changed: app.former_ids = ["{}"]; '
 _MOVED = (
     "if sink.topic was changed, and only new events are to be published there: set"
@@ -33,11 +30,16 @@ _OTHER_FOLDER = (
     "set app.state_dir to another folder, or remove this one: what was published is read back from"
     " the topic"
 )
+_OTHER_KEY = (
+    "by other columns of store.columns.aggregate_id the same rows are other events: use an app.id,"
+    " an app.state_dir and a sink.topic of their own, or restore the columns"
+)
 _OTHER_TABLE = (
     "another table needs an app.id, an app.state_dir and a sink.topic of its own; if only the table"
     " or its database was renamed, remove this folder: what was published is read back from the"
     " topic"
 )
+_OTHERS = {"table": _OTHER_TABLE, "key": _OTHER_KEY}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -142,12 +144,6 @@ class OpenFacts(Facts):
     def begin(self, baseline: int | None) -> None:
         """Write a new index's first facts; `baseline` is final after the first full fold."""
         self.note(**merged([], (), baseline, lambda *_: 0))
-
-    def keep_times(self, read_as: str, now: int) -> None:
-        """Record how `create_time` is read; after a change, older times are not compared."""
-        if self.read_as not in {None, read_as}:  # rows read before may now have another time
-            self.note(read_as=read_as, times_since=now + _TIMES_SETTLE)
-        self.note(read_as=read_as)
 
     def note_truncated(self, truncated: bool, newest: int) -> None:
         """Record what a fold found, before its offsets move on; see `undecided`."""
@@ -261,7 +257,7 @@ def of_another(found: Mapping[str, Any], required: Mapping[str, Any], where: Pat
         )
         + (_MOVED if may_be_renamed and "topic" in differing else "")
         + ("otherwise " if may_be_renamed else "")
-        + (_OTHER_TABLE if "table" in differing else _OTHER_FOLDER),
+        + next((text for name, text in _OTHERS.items() if name in differing), _OTHER_FOLDER),
     )
 
 

@@ -48,6 +48,7 @@ from eventpub.index.database import (
 )
 from eventpub.index.facts import Facts, Partition, merged, of_another, read_facts
 from eventpub.index.values import unpacked_hold
+from eventpub.times import ZONES_DIFFER
 
 _MOVED_AT_ONCE = 10_000
 _AGGREGATE_AT = {b"v": 1, b"h": 1, b"s": 1, b"r": 1, b"x": 1, b"d": 17}
@@ -218,6 +219,14 @@ class Index(Aggregates):
             batch = self._db.new_batch()
             self.counts.delete_since(batch, first)
             self._write(batch, {"position": None if by is None else first * WIDTH})
+
+    def keep_times(self, read_as: str, now: int) -> None:
+        """Record how `create_time` is read. After a change rows have other times: those that may be
+        below the position now are read, and older times are not compared."""
+        if self.read_as not in {None, read_as}:
+            self.go_back(ZONES_DIFFER)
+            self.note(read_as=read_as, times_since=now + ZONES_DIFFER)
+        self.note(read_as=read_as)
 
 
 _copies: set[Path] = set()

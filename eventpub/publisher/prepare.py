@@ -33,6 +33,7 @@ from eventpub.sources.base import BEGINNING, Source, start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.sources.mysql.server import UNGUARDED, Server
 from eventpub.state import StateDir
+from eventpub.times import ZONES_DIFFER
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -82,13 +83,16 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         # left by an earlier run with this number: the former run knows more
         state.forget_shards(config.run.shards)
     sampled = before.get("newest") or []
+    low = before.get("low", start)
+    if before.get("read_as", layout.read_as) != layout.read_as:  # rows may be below it now
+        low = max(start, low - ZONES_DIFFER)
     start_state = StartState(
         run=run,
         now=now,
         layout=layout,
         partitions=topics.partitions,
         start=start,
-        low=before.get("low", start),
+        low=low,
         position=before.get("position"),
         hidden_since=before.get("hidden_since"),
         acknowledged=topics.acknowledged,
@@ -101,7 +105,10 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         until=now if available_now else None,
         is_paused=bool(before.get("is_paused")),
         paused_by=str(before.get("paused_by", "")),
-        kept={"topics": topics.ids, "numbers": numbers, "start": started},
+        kept={
+            **{"topics": topics.ids, "numbers": numbers, "start": started},
+            "read_as": layout.read_as,
+        },
     )
     assignment = Assignment(
         config,

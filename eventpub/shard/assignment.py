@@ -80,7 +80,8 @@ class Assignment:
 def identity_of(config: Config) -> dict[str, str]:
     """Excludes servers, as databases and brokers move; topic ids tell clusters apart."""
     app, store, sink = config.app, config.store, config.sink
-    return {"app": app.id, "topic": sink.topic, "table": store.full_table}
+    own = {"app": app.id, "topic": sink.topic}
+    return own | {"table": store.full_table, "key": store.key}
 
 
 def adopts(config: Config, identity: Mapping[str, Any], *, accepts_topic: bool) -> bool:
@@ -89,7 +90,7 @@ def adopts(config: Config, identity: Mapping[str, Any], *, accepts_topic: bool) 
     return (
         identity.get("app") in {own["app"], *config.app.former_ids}
         and (accepts_topic or identity.get("topic") == own["topic"])
-        and identity.get("table") == own["table"]
+        and all(identity.get(name) == own[name] for name in ("table", "key"))
     )
 
 

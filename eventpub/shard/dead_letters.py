@@ -110,7 +110,8 @@ class Refusals:
                 suggestion="if store.url or store.table names another store than the one that"
                 " this state belongs to, correct it, or set another app.id, app.state_dir and"
                 " sink.topic; if several columns say which aggregate a row belongs to, list them in"
-                " store.columns.aggregate_id; if the store was restored to an earlier time or"
+                " store.columns.aggregate_id, with another app.id, app.state_dir and"
+                " sink.topic; if the store was restored to an earlier time or"
                 " another server took over, and these events should become dead letters, raise"
                 " sink.dead_limit. Nothing of"
                 " them was published",

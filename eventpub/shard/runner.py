@@ -102,8 +102,9 @@ class Reading:
         context = self._context
         # what other runners published before, the fold has read from the topic
         horizon = context.assignment.config.recount.horizon
-        after = max(context.assignment.start or 0, context.beginning.low - horizon)
-        after = max(after, context.index.position or 0)
+        known = context.index.position
+        after = context.beginning.low - horizon if known is None else known
+        after = max(context.assignment.start or 0, after)
         yield from list(self._unhandled)
         # a window received earlier, perhaps while the shard waited
         work: Work | None = self._last

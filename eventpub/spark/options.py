@@ -74,6 +74,7 @@ class Plan:
         comparison, buckets: the recount's last comparison, and what this batch compares.
         newest: see `DatabaseChanges.newest`.
         server: identity of the database server; "": unknown.
+        read_as: see `Layout.read_as`; "": unknown.
         most_bytes: after so many bytes of rows a task leaves the rest of its window to the next
             batch.
         snapshot: the shards keep snapshots of their indexes.
@@ -95,6 +96,7 @@ class Plan:
     buckets: tuple[int, ...] = ()
     newest: tuple[int, int, str] | None = None
     server: str = ""
+    read_as: str = ""
     most_bytes: int = FIRST_BYTES
     snapshot: bool = False
     requests: tuple[dict[str, Any], ...] = ()
@@ -177,6 +179,7 @@ class SourceOptions:
         """What a state belongs to."""
         return {
             "table": self.config.store.full_table,
+            "columns.aggregate_id": self.config.store.key,
             "partitions": self.partitions,
             "shards": self.config.run.shards,
             "first_version": self.config.store.first_version,

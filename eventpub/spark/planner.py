@@ -146,7 +146,9 @@ class Planner:
         answered = [*last.answered, *(each["id"] for each in last.requests)]
         requests = of_one_batch([r for r in self._requests() if r.id not in answered])
         end = None if is_cut else result.end
-        is_idle = end is None and not (is_cut or result.is_due or comparison.buckets)
+        has_times = last.read_as in {"", self.layout.read_as}  # else rows may be below `upto` now
+        is_idle = end is None and has_times
+        is_idle = is_idle and not (is_cut or result.is_due or comparison.buckets)
         if is_idle and not requests and last.batch:
             return None
         now = self._clock()
@@ -170,6 +172,7 @@ class Planner:
             buckets=comparison.buckets,
             newest=self._changes.newest,
             server=self._observed.progress.server,
+            read_as=self.layout.read_as,
             most_bytes=most_bytes,
             snapshot=snapshot,
             requests=tuple(asdict(request) for request in requests),

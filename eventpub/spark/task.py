@@ -243,7 +243,7 @@ class Task:
                 # the plan is fixed: an error would recur in each attempt
                 step.answering.answer(request, gives_up=True)
                 yield
-        after = max(plan.start or 0, plan.begin, index.position or 0)
+        after = max(plan.start or 0, plan.begin if index.position is None else index.position)
         had_rows = waits = False
         if self._options.config.gaps.policy == "hold_shard" and index.holds:
             step.end(None)

@@ -233,7 +233,8 @@ def test_rows_of_two_types_with_one_id_are_told_apart_by_the_type(
     )
     check = found(config)["identity of aggregates"]
     assert check.suggestion == (
-        'set aggregate_id = ["stream_type", "stream_id"] in [store.columns]'
+        'set aggregate_id = ["stream_type", "stream_id"] in [store.columns]; if events have been'
+        " published, also another app.id, app.state_dir and sink.topic"
     )
     # with a unique key it is seen without rows
     database.execute("ALTER TABLE events ADD UNIQUE KEY (stream_type, stream_id, version)")

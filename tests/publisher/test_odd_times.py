@@ -74,6 +74,40 @@ def test_writers_in_utc_on_a_server_elsewhere_stop_the_publisher_and_the_remedy_
         database.execute("SET GLOBAL time_zone = DEFAULT")
 
 
+def test_rows_of_the_future_are_published_with_the_zone_that_is_advised(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """With it they lie below the position, and no recount goes back as far."""
+    create_table(database, time="DATETIME(6)")
+    zone = {"time_zone": "+00:00"}
+    publisher = new_publisher(database, store=zone, recount={"horizon": "0"})
+    insert_at(database, "early", "UTC_TIMESTAMP(6) + INTERVAL 2 HOUR")  # by a session in +02:00
+    insert_at(database, "in-time", "UTC_TIMESTAMP(6)")
+    publisher.start()
+    publisher.until_published("in-time", [1])
+    assert publisher.stop() == 143
+    publisher.settings["store"]["time_zone"] = "+02:00"
+    publisher.start()
+    publisher.until_published("early", [1])
+    assert publisher.stop() == 143
+    assert " 0 missing, 0 repeated, 0 out of order" in publisher.command("verify").stdout
+
+
+def test_a_row_of_the_future_that_was_published_by_hand_is_found_and_not_repeated(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database)
+    insert_at(database, "f", "NOW(6) + INTERVAL 1 HOUR")
+    publisher.start()
+    eventually(lambda: publisher.command("publish", "f", "1").returncode == 0, 60)
+    publisher.until_published("f", [1])
+    assert "f/1: published" in publisher.command("trace", "f", "1").stdout
+    again = publisher.command("publish", "f", "1").stdout
+    assert "it is on the topic already" in again
+    assert len(publisher.topic.read()) == 1
+
+
 @pytest.mark.engines("threads", "spark")
 def test_where_they_are_to_be_counted_they_are_published_and_said(
     database: FreshDatabase, new_publisher: NewPublisher

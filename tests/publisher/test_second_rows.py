@@ -271,6 +271,17 @@ def test_d9_two_types_that_share_ids_stop_a_publisher_that_does_not_know_of_it(
     assert publisher.finish() == 3
     assert "store.other_history" in publisher.words()
     assert "store.columns.aggregate_id" in publisher.words()
+    # its remedy needs a topic of its own: on this one the same rows would be other events
+    database.execute(
+        "ALTER TABLE events ADD stream_type VARCHAR(50) NOT NULL DEFAULT 'order',"
+        " ADD KEY (stream_type, stream_id, version)"
+    )
+    two = {**COLUMNS, "aggregate_id": ["stream_type", "stream_id"]}
+    publisher.settings["store"]["columns"] = two
+    publisher.start("--available-now")
+    assert publisher.finish() == 3
+    assert "state.foreign" in publisher.words()
+    assert len(published(publisher)) == 7
 
 
 def test_d9_a_table_that_refused_second_rows_and_takes_them_now(

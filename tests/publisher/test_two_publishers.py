@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
@@ -59,6 +60,7 @@ def places(publisher: Publisher) -> set[tuple[int, int]]:
     return {(r.partition, r.offset) for r in publisher.topic.read()}
 
 
+@pytest.mark.engines("threads", why="Spark repeats its task, which meets the other query and stops")
 def test_c4_a_stalled_worker_wakes_up_after_its_shard_was_published_by_another(
     database: FreshDatabase, new_publisher: NewPublisher, tmp_path: Path
 ) -> None:

@@ -98,10 +98,10 @@ class Layout:
         """A fingerprint of how `create_time` is read; the rules of the zone SYSTEM may change."""
         zone = self.zone
         if zone is None:
-            return f"UTC/{self.unit}"
+            return f"{self.create_time}/UTC/{self.unit}"
         # SYSTEM's rules may change
         rules = zlib.crc32(repr((zone.changes, zone.offsets)).encode())
-        return f"{zone.name}/{rules:08x}/{self.unit}"
+        return f"{self.create_time}/{zone.name}/{rules:08x}/{self.unit}"
 
     @property
     def sampled_by(self) -> str:
@@ -326,7 +326,11 @@ def beside(table: EventTable, key: Sequence[str]) -> list[str]:
 
 
 def set_identity(parts: Sequence[str]) -> str:
-    return f"set aggregate_id = {json.dumps(parts, ensure_ascii=False)} in [store.columns]"
+    columns = json.dumps(parts, ensure_ascii=False)
+    return (
+        f"set aggregate_id = {columns} in [store.columns]; if events have been published, also"
+        " another app.id, app.state_dir and sink.topic"
+    )
 
 
 def not_null(table: EventTable, columns: Sequence[str]) -> str:
