@@ -127,6 +127,7 @@ def restart(  # noqa: PLR0913 (what a case is measured with)
     rate: float,
     times: int,
     *,
+    settings: Settings | None = None,
     calm: float = 15.0,
     quiet: float = QUIET,
     say: Callable[[str], None] = print,
@@ -192,7 +193,7 @@ def restart(  # noqa: PLR0913 (what a case is measured with)
 
     phase = Phase(rate, _UNTIL_STOPPED)
     found = under_load(
-        machine, "restart", [phase], {}, quiet=quiet, meanwhile=kill, examine=examine
+        machine, "restart", [phase], settings or {}, quiet=quiet, meanwhile=kill, examine=examine
     )
     machine.drop("restart")
     say(f"restart at {rate:,.0f} events/s: {found['median']}, {found['verdict']}")
