@@ -7,13 +7,9 @@ Payload, type and metadata are kept as hashes.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,8 +33,7 @@ _FETCHED = 10_000
 _DAY = 86_400_000_000
 """µs around the range in which records are kept, to find those with a wrong time."""
 
-_OLD = 3600.0
-"""Age in seconds from which a spill folder may be of a killed comparison."""
+_FOLDER = "eventpub-verify-"
 
 _TABLES = """
 CREATE TABLE store (
@@ -132,28 +127,11 @@ def store_columns(batch: pa.RecordBatch) -> pa.Table:
 
 @contextmanager
 def spill_folder() -> Iterator[Path]:
-    """A temporary folder in TMPDIR; also removes those of killed comparisons."""
-    for former in Path(tempfile.gettempdir()).glob("eventpub-verify-*"):
-        with suppress(OSError):
-            _remove_left(former)
+    """A temporary folder in TMPDIR; a killed comparison leaves it."""
     with no_space_is_named():
-        made = tempfile.TemporaryDirectory(prefix="eventpub-verify-", ignore_cleanup_errors=True)
-    with made as name, open(Path(name) / "lock", "wb") as lock:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        made = tempfile.TemporaryDirectory(prefix=_FOLDER, ignore_cleanup_errors=True)
+    with made as name:
         yield Path(name)
-
-
-def _remove_left(folder: Path) -> None:
-    about = folder.lstat()
-    if about.st_uid != os.geteuid() or time.time() - about.st_mtime < _OLD:
-        return
-    lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running comparison holds it
-        shutil.rmtree(folder)
-    finally:
-        os.close(lock)
 
 
 @contextmanager
@@ -176,7 +154,8 @@ def no_space_is_named() -> Iterator[None]:
             "verify.no_space",
             f"no space for the keys of rows: {error}",
             where=tempfile.gettempdir(),
-            suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
+            suggestion=f"remove {_FOLDER}* of killed commands there, free about 150 bytes an event,"
+            " or set TMPDIR to a larger disk",
         ) from error
 
 

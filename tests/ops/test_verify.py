@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import itertools
 import json
 import os
-import pickle
 import re
-import signal
 import subprocess
-import sys
 import time
 import zlib
 from pathlib import Path
@@ -649,50 +645,6 @@ def test_without_a_publishers_state_nothing_is_behind(world: World) -> None:
     found = verify(world.config)
     assert found.ok
     assert found.behind is None
-
-
-class LostError(Exception):
-    """Ends a comparison in its middle."""
-
-
-def test_a_comparison_that_was_killed_leaves_nothing(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next one, if that is an hour later, removes what it left."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    world.append(*EVENTS)
-    world.publish(world.rows())
-    left = folder / "eventpub-verify-killed"
-    running = folder / "eventpub-verify-running"
-    for path in (left, running):
-        (path / "store").mkdir(parents=True)
-        (path / "lock").touch()
-        os.utime(path, (time.time() - 7_200,) * 2)
-    with (running / "lock").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert verify(world.config).ok
-        assert list(folder.iterdir()) == [running]
-    assert verify(world.config).ok
-    assert list(folder.iterdir()) == []
-
-    program = (
-        "import os, pickle, signal, sys; from eventpub.ops.verify import verify;"
-        " config = pickle.load(sys.stdin.buffer);"
-        " verify(config, on_progress=lambda _: os.kill(os.getpid(), signal.SIGKILL))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=pickle.dumps(world.config),
-        env=os.environ | {"TMPDIR": str(folder)},
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL
-    [killed] = folder.iterdir()
-    os.utime(killed, (time.time() - 7_200,) * 2)
-    assert verify(world.config).ok
-    assert list(folder.iterdir()) == []
 
 
 def test_a_lack_of_space_is_named(
