@@ -196,13 +196,6 @@ def _versions(versions: list[dict[str, Any]]) -> list[Table]:
 _log = logging.getLogger("eventpub.verify")
 
 
-def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")] if text else []
-    if not all(part.isdecimal() and 0 < int(part) < 1_000_000 for part in parts):
-        raise click.BadParameter("it must be numbers separated by commas, such as 4,6")
-    return [int(part) for part in parts]
-
-
 @click.command()
 @click.option(
     "--from",
@@ -222,13 +215,6 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> l
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="Write all differences to a file, one JSON object per line.",
-)
-@click.option(
-    "--former-partitions",
-    metavar="N,N…",
-    default="",
-    callback=_numbers,
-    help="Earlier partition counts of the topic, oldest first; default: from app.state_dir.",
 )
 @configured(*_KEYS[:-1], "read.start", "ops.log")
 def verify(config: Config, **what: Any) -> Report:
@@ -260,19 +246,14 @@ def report(verdict: Verdict) -> Report:
 def _summary(verdict: Verdict) -> str:
     found = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in verdict.counts.items())
     text = f"{counted(verdict.events, 'event')} compared: {found}"
-    behind = verdict.behind
-    if behind is None or not verdict.is_behind:
+    if not verdict.behind:
         held = verdict.counts["held"]
         wait = f"; {counted(held, 'event')} held: not published yet" if held else ""
         return f"nothing differs: {text}{wait}" if verdict.ok else text
-    after = f"and {behind.count} events after the range"
-    if verdict.is_equal:
-        upto = format_time(verdict.last)
-        after = f"nothing differs up to {upto}, but {behind.count} events after that"
-    paused = "; the publisher is paused" if behind.is_paused else ""
+    upto = f"nothing differs up to {format_time(verdict.last)}, but" * verdict.is_equal
     return (
-        f"{text}; {after}, the oldest {behind.seconds:,.0f} seconds old, are not published yet,"
-        f" according to the publisher's last recorded position{paused}"
+        f"{text}; {upto or 'and'} events after the range, the oldest {verdict.behind:,.0f} seconds"
+        " old, are not published yet, according to the publisher's last recorded position"
     )
 
 
@@ -281,8 +262,6 @@ def _parts(verdict: Verdict) -> list[Part]:
     others = {**verdict.accounted, "skips": verdict.skips}
     shown = {name: f"{n:,}" for name, n in counts.items()}
     shown |= {name: f"{n:,}" for name, n in others.items() if n}
-    if verdict.behind and verdict.is_behind:
-        shown["behind"] = verdict.behind.count
     begin = format_time(verdict.first) if verdict.first > 1 else "the beginning"
     parts = [facts(shown, f"store and topic from {begin} to {format_time(verdict.last)}")]
     for kind, examples in verdict.examples.items():

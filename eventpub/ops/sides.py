@@ -189,23 +189,6 @@ class Difference:
         return vars(self) | {"create_time": time}
 
 
-@dataclass(frozen=True)
-class Behind:
-    """Events after the publisher's position that are due; `seconds`: age of the oldest, or 0."""
-
-    events: int = 0
-    has_more: bool = False
-    seconds: float = 0.0
-    is_paused: bool = False
-
-    @property
-    def count(self) -> str:
-        return f"more than {self.events:,}" if self.has_more else f"{self.events:,}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return vars(self) | {"seconds": round(self.seconds, 1)}
-
-
 @dataclass
 class Verdict:
     """The result of a comparison.
@@ -218,7 +201,8 @@ class Verdict:
             order: "late", "dead", "diverted", "dropped" (late events, by configuration), "arrived"
             (committed or published during the comparison), "without_identity" (rows without
             aggregate or version, which are passed over).
-        behind: what is due; None: an end of the range was given, or there is no state.
+        behind: age in seconds of the oldest event after the publisher's position that is due; 0:
+            none is, an end of the range was given, or there is no state.
     """
 
     first: int
@@ -234,7 +218,7 @@ class Verdict:
     )
     skips: int = 0
     notes: list[str] = field(default_factory=list)
-    behind: Behind | None = None
+    behind: float = 0.0
 
     @property
     def is_equal(self) -> bool:
@@ -246,12 +230,8 @@ class Verdict:
         return self.counts["missing"] + sides
 
     @property
-    def is_behind(self) -> bool:
-        return self.behind is not None and self.behind.events > 0
-
-    @property
     def ok(self) -> bool:
-        return self.is_equal and not self.is_behind
+        return self.is_equal and not self.behind
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -264,5 +244,5 @@ class Verdict:
             "skips": self.skips,
             "examples": {k: [d.to_dict() for d in v] for k, v in self.examples.items()},
             "notes": self.notes,
-            "behind": None if self.behind is None else self.behind.to_dict(),
+            "behind": round(self.behind, 1),
         }

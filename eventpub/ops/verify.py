@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
@@ -24,7 +24,6 @@ from eventpub.errors import ConfigError, StateError, counted
 from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules, differences
 from eventpub.ops.sides import (
     KINDS,
-    Behind,
     Sides,
     Verdict,
     no_space_is_named,
@@ -32,7 +31,6 @@ from eventpub.ops.sides import (
     store_columns,
 )
 from eventpub.ops.topic import TopicReader
-from eventpub.publisher.workers import MOST_EVENTS
 from eventpub.sink.reading import Place
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
@@ -57,7 +55,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     first: int | None = None,
     last: int | None = None,
     differences: Path | None = None,
-    former_partitions: Sequence[int] = (),
     patience: float = 15.0,
     wait: float = 10.0,
     on_progress: Callable[[Progress], None] = lambda _: None,
@@ -69,8 +66,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         last: compare events created at or before, µs; None: up to the publisher's position, or to
             the boundary if its state cannot be read.
         differences: file for all differences, one JSON object per line.
-        former_partitions: former numbers of partitions, oldest first; empty: from the publisher's
-            state.
         patience: seconds to wait for open transactions on the topic.
         wait: seconds to wait for missing events, if few: a row that is committed late is published
             seconds after it becomes visible.
@@ -79,7 +74,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     # a row that a replica has not applied yet is just shown as absent
     readable = config.store.model_copy(update={"allow_replica": True})
     config = config.model_copy(update={"store": readable})
-    former = tuple(former_partitions or _read_state(config, "progress.json").get("numbers", ()))
+    former = _read_state(config, "progress.json").get("numbers", ())
     ids = (config.app.id, *config.app.former_ids)
     # an event of an hour that the clocks repeat may have its other time on the topic
     longest = max((back for _, back in layout.repeated), default=0)
@@ -108,7 +103,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         verdict.notes = notes
         if last is None:
             progress = _read_state(config, "progress.json")  # its current content
-            verdict.behind = measure(store, config.read, progress, verdict.last)
+            verdict.behind = behind(store, config.read, progress, verdict.last)
             verdict.notes += _of_other_times(store)
     if reader.truncated:
         verdict.notes.append(
@@ -118,7 +113,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     if not former and any("partition" in d.note for d in verdict.examples["altered"]):
         verdict.notes.append(
             "records are not in their key's partition: if partitions were added and the"
-            " publisher's state was lost since, give the earlier count with --former-partitions"
+            " publisher's state was lost since, compare what came later: --from"
         )
     return verdict
 
@@ -335,25 +330,10 @@ def _compared_range(
     return after, max(upto, after), notes
 
 
-def measure(
-    store: EventStore, read: Read, progress: Mapping[str, Any], compared: int
-) -> Behind | None:
-    """The events that are due by now, after `compared`, µs; None if the state has no position."""
+def behind(store: EventStore, read: Read, progress: Mapping[str, Any], compared: int) -> float:
+    """Age in seconds of the oldest event that is due after `compared`, µs, and the position."""
     if "position" not in progress:
-        return None
+        return 0.0
     after, now = max(int(progress["position"]), compared), store.now()
-    upto = now - read.delay - read.max_wait - _GRACE
-    events, oldest = 0, now
-    # loops only where the clocks go back: a poll does not cross that
-    while events <= MOST_EVENTS:
-        poll = store.poll(after, 0, 1, at_most=upto)
-        if poll.page_end is None:
-            break
-        events += store.counts([(after, poll.upper)], MOST_EVENTS + 1 - events)[0]
-        oldest, after = min(oldest, poll.page_end), poll.upper
-    return Behind(
-        min(events, MOST_EVENTS),
-        events > MOST_EVENTS,
-        (now - oldest) / 1e6,
-        bool(progress.get("is_paused")),
-    )
+    due = store.poll(after, 0, 1, at_most=now - read.delay - read.max_wait - _GRACE)
+    return 0.0 if due.page_end is None else (now - due.page_end) / 1e6

@@ -579,34 +579,30 @@ def test_a_publisher_that_stands_still_is_behind(world: World) -> None:
     found = verify(world.config)
     assert not any(found.counts.values()), found.to_dict()
     assert not found.ok
-    assert found.behind is not None
-    assert found.to_dict()["behind"] == {
-        "events": 2, "has_more": False, "seconds": round(found.behind.seconds, 1),
-        "is_paused": False,
-    }  # fmt: skip
-    assert 3600 <= found.behind.seconds < 3660
+    assert found.to_dict()["behind"] == round(found.behind, 1)
+    assert 3600 <= found.behind < 3660
     answer = report(found)
     assert answer.exit_status == 1
-    words = r"nothing differs up to \S+Z, but 2 events after that, the oldest 3,6\d\d seconds old"
+    words = (
+        r"nothing differs up to \S+Z, but events after the range, the oldest 3,6\d\d seconds old"
+    )
     position = "according to the publisher's last recorded position"
-    assert re.search(f"{words}, are not published yet, {position}$", answer.summary)
+    assert re.search(f"{words} old, are not published yet, {position}$", answer.summary)
     # an end that is asked for is all that is compared
     explicit = verify(world.config, last=parse_time(rows[1][5]))
     assert explicit.ok
-    assert explicit.to_dict()["behind"] is None
+    assert explicit.to_dict()["behind"] == 0
 
 
-def test_a_publisher_that_is_paused_is_behind_and_its_pause_is_named(world: World) -> None:
+def test_what_differs_is_said_beside_what_is_behind(world: World) -> None:
     world.append(*EVENTS)
     make_older(world, 1, 60)
     rows = world.rows()
-    publisher_state(world, parse_time(rows[0][5]), is_paused=True)
+    publisher_state(world, parse_time(rows[0][5]))
     found = verify(world.config, wait=0.0)
     assert found.counts["missing"] == 1
-    assert found.behind is not None
-    assert (found.behind.events, found.behind.is_paused) == (5, True)
-    summary = report(found).summary
-    assert re.search("1 missing.*; and 5 events after the range, .* is paused$", summary)
+    assert found.behind >= 60
+    assert re.search("1 missing.*; and events after the range", report(found).summary)
 
 
 def test_a_publisher_is_not_behind_for_what_it_is_about_to_publish(world: World) -> None:
@@ -617,25 +613,7 @@ def test_a_publisher_is_not_behind_for_what_it_is_about_to_publish(world: World)
     found = verify(world.config)
     assert found.ok, found.to_dict()
     assert report(found).exit_status == 0
-    assert found.to_dict()["behind"] == {
-        "events": 0, "has_more": False, "seconds": 0.0, "is_paused": False,
-    }  # fmt: skip
-
-
-def test_a_long_backlog_is_not_counted_to_its_end(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("eventpub.ops.verify.MOST_EVENTS", 3)
-    world.append(*EVENTS)
-    make_older(world, 1, 60)
-    rows = world.rows()
-    world.publish(rows[:1])
-    for published, counted, has_more in ((1, 3, True), (3, 3, False)):
-        publisher_state(world, parse_time(rows[published - 1][5]))
-        found = verify(world.config, wait=0.0)
-        assert found.behind is not None
-        assert (found.behind.events, found.behind.has_more) == (counted, has_more)
-        assert ("more than 3 events" in report(found).summary) == has_more
+    assert found.to_dict()["behind"] == 0
 
 
 def test_without_a_publishers_state_nothing_is_behind(world: World) -> None:
@@ -644,7 +622,7 @@ def test_without_a_publishers_state_nothing_is_behind(world: World) -> None:
     world.publish(world.rows())
     found = verify(world.config)
     assert found.ok
-    assert found.behind is None
+    assert found.behind == 0
 
 
 def test_a_lack_of_space_is_named(

@@ -67,22 +67,19 @@ def test_only_a_publisher_that_stands_still_is_behind(
             status, answer = verified(publisher)
             assert (status, answer["ok"]) == (0, True), answer
             assert answer["result"]["events"] > 0
-            assert answer["result"]["behind"]["events"] == 0
+            assert answer["result"]["behind"] == 0
 
         assert publisher.command("pause").returncode == 0
         eventually(lambda: verified(publisher)[0] == 1)
         _, answer = verified(publisher)
         assert answer["result"]["missing"] == 0
-        assert answer["result"]["behind"]["events"] > 0
-        assert answer["result"]["behind"]["seconds"] > 10
-        assert answer["result"]["behind"]["is_paused"] is True
-        assert "recorded position; the publisher is paused" in answer["summary"]
+        assert answer["result"]["behind"] > 10
         publisher.kill()
-        assert verified(publisher)[1]["result"]["behind"]["is_paused"] is True
+        assert verified(publisher)[1]["result"]["behind"] > 10
         assert publisher.command("resume").returncode == 0
         status, answer = verified(publisher)
         assert status == 1
-        assert answer["result"]["behind"]["is_paused"] is False
+        assert answer["result"]["behind"] > 10
         assert answer["summary"].endswith("recorded position")
 
         publisher.start()
