@@ -21,6 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from eventpub.config import Ops
 from eventpub.local.servers import Kafka
 from eventpub.settings import KEYS
 from tests.conftest import FreshDatabase
@@ -101,25 +102,19 @@ def test_the_wheel_of_the_image_publishes(
     with Publisher(folder, database.url, topic_name, servers, spark) as publisher:
         publisher.program = str(installed)
 
-        def alive() -> int:
-            check = [python, "-m", "eventpub.ops.alive", str(publisher.state)]
-            return subprocess.run(check, cwd=tmp_path, check=False).returncode
-
         for command in ("migrate", "doctor"):
             done = publisher.command(command)
             assert done.returncode == 0, done.stdout + done.stderr
-        assert alive() == 1
         with transaction(database) as cursor:
             insert(cursor, "a", 1)
             insert(cursor, "a", 2)
             cursor.connection.commit()
         publisher.start()
         publisher.until_published("a", [1, 2])
-        eventually(lambda: alive() == 0, 30)
+        eventually(lambda: publisher.command("status").returncode == 0, 30)
         progress = publisher.state / "progress.json"
         eventually(lambda: json.loads(progress.read_text())["position"] > 0, 60)
         publisher.kill()
-        assert alive() == 1
         done = publisher.command("verify", "--json")
         assert done.returncode == 0, done.stdout + done.stderr
         assert json.loads(done.stdout)["result"]["missing"] == 0
@@ -179,8 +174,9 @@ def test_the_image_runs_as_a_user_of_its_own_and_says_how_it_is() -> None:
     assert json.loads(found["ENTRYPOINT"]) == ["eventpub"]
     assert json.loads(found["CMD"]) == ["run"]
     check = json.loads(found["HEALTHCHECK"].partition("CMD")[2])
-    assert check[1:3] == ["-m", "eventpub.ops.alive"]
-    assert found["VOLUME"] == check[3]
+    port = Ops().http.rpartition(":")[2]
+    assert f"127.0.0.1:{port}/healthz" in check[-1]
+    compile(check[-1], "HEALTHCHECK", "exec")
 
 
 def test_the_composition_does_not_start_a_wrong_configuration_for_ever() -> None:

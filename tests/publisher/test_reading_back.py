@@ -13,12 +13,13 @@ import pytest
 from eventpub import settings
 from eventpub.admission.model import Shard
 from eventpub.local.servers import Kafka
-from eventpub.ops.alive import alive
+from eventpub.ops.asking import ask_running
 from eventpub.sink import fold
 from eventpub.sink.base import Content
 from eventpub.sink.client import Clients
 from eventpub.sink.layout import check_topics
 from eventpub.sink.shard import ShardSink
+from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, create_table, insert, transaction
@@ -62,7 +63,9 @@ def test_a25_a_stop_does_not_wait_until_the_topic_is_read_back(
     publisher.start()
     publisher.until_said("reading the topic back into the index", 120)
     for _ in range(5):
-        assert alive(publisher.state) == (True, "the publisher is starting")
+        status = ask_running(StateDir(publisher.state), "status")
+        assert status is not None
+        assert (status["is_alive"], status["state"]) == (True, "starting")
         time.sleep(1.0)
     began = time.monotonic()
     assert publisher.stop(timeout=60) == 143, "it has waited for the rest, which takes 130 s"
