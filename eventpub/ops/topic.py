@@ -54,8 +54,8 @@ _EMPTY_HASH = hash(frozenset())
 _ENVELOPE = 7  # the headers that every event has
 _CALL_SECONDS = 8.0
 _STALL_SECONDS = 60.0
-_CHUNK = 2_000
-"""Records parsed together; in larger chunks the headers take too much memory."""
+_CHUNK, _PORTION = 2_000, 20_000
+"""Records parsed together: in larger chunks the headers take too much memory; and yielded."""
 _MARGIN_MS = 60_000
 """Margin before the time from which a topic is read, if timestamps are not `create_time`."""
 _YEAR_3000 = 32_503_680_000_000
@@ -141,14 +141,17 @@ class TopicReader:
             reading = Reading(
                 self._clients, ranges, chunk=_CHUNK, patience=_STALL_SECONDS, meanwhile=meanwhile
             )
+            rows = Rows(self._sources)
             for chunk in reading:
                 self.records += len(chunk)
-                rows = Rows(self._sources)
                 for message in chunk:
                     problem = rows.add(message, kind)
                     if problem is not None and self._is_in_range(message.timestamp()[1] * 1000):
                         rows.add_foreign(message, problem)
-                yield rows.table()
+                if len(rows) >= _PORTION:
+                    yield rows.table()
+                    rows = Rows(self._sources)
+            yield rows.table()
 
     def _is_in_range(self, timestamp: int) -> bool:
         is_before = self._first is not None and timestamp + 999 < self._first
@@ -179,6 +182,9 @@ class Rows:
         self._ids: list[str] = []
         self._numbers: list[tuple[int, ...]] = []
         self._notes: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
     def add(self, message: Message, kind: int) -> str | None:
         """Add a record; returns why no publisher of ours can have written it, or None."""
