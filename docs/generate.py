@@ -63,7 +63,7 @@ Keys are read only at the start. Most can be changed with a restart. The others:
 
 | to change | do |
 |---|---|
-| `app.id` | stop, add the old one to `app.former_ids`, start |
+| `app.id` | refused: a new one needs a new `app.state_dir` and `sink.topic` |
 | `sink.topic` | start once with the new topic: the error names the value of\
  `sink.accept_topic_id` with which only unpublished events go there; or use a new\
  `app.state_dir` to publish everything there |

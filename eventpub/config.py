@@ -42,9 +42,6 @@ class App(Section):
     id: form.AppId
     """name of this publisher, 1 to 200 of A-Z a-z 0-9 . _ -: the ce_source of its records and part
     of its transactional ids; never run two with one name"""
-    former_ids: form.AppIds = ()
-    """former values of app.id, such as ["a", "b"]: records on the topic with these as ce_source
-    count as this publisher's own"""
     state_dir: form.Folder = Path("./state")
     """folder of the index and the position, kept between runs"""
 

@@ -118,7 +118,6 @@ KeyColumns = Annotated[
     _written(lambda names: list(names) if names[1:] else names[0]),
 ]
 AppId = Annotated[str, _like(r"[A-Za-z0-9._-]{1,200}")]
-AppIds = Annotated[tuple[AppId, ...], _reads(_names)]
 StoreUrl = Annotated[
     SecretStr,
     _reads(_url, AfterValidator),

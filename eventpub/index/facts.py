@@ -21,7 +21,7 @@ _BY_PARTITION = ("offsets", "written", "missing_markers")
 FLAGS = ("has_skips", "has_refusals", "has_rewrites")
 
 _NAMES = {"app": "app.id", "topic": "sink.topic", "table": "the table", "key": "aggregate ids of"}
-_RENAMED = 'if app.id was changed: app.former_ids = ["{}"]; '
+_RENAMED = "if app.id was changed, change it back; "
 _MOVED = (
     "if sink.topic was changed, and only new events are to be published there: set"
     " sink.accept_topic_id to the new topic's id, which `eventpub doctor` shows; "
@@ -252,9 +252,7 @@ def of_another(found: Mapping[str, Any], required: Mapping[str, Any], where: Pat
         "state.foreign",
         f"this state belongs to {theirs}, not to {ours}",
         where=str(where),
-        suggestion=(
-            _RENAMED.format(found.get("app")) if may_be_renamed and "app" in differing else ""
-        )
+        suggestion=(_RENAMED if may_be_renamed and "app" in differing else "")
         + (_MOVED if may_be_renamed and "topic" in differing else "")
         + ("otherwise " if may_be_renamed else "")
         + next((text for name, text in _OTHERS.items() if name in differing), _OTHER_FOLDER),

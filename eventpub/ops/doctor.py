@@ -95,7 +95,6 @@ def _sink(config: Config) -> Iterable[Check]:
         config.app.id,
         config.run.shards,
         late=config.gaps.late == "divert",
-        former_ids=config.app.former_ids,
         written=written,
     )
     return _and_the_others([*found], ["broker"], _OF_TOPIC)

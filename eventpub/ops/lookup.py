@@ -132,7 +132,7 @@ class OwnTopics:
 
     def __init__(self, config: Config, until: float = float("inf")) -> None:
         self.clients, self._sink = Clients(config.sink), config.sink
-        self._ids = {config.app.id, *config.app.former_ids}
+        self._app_id = config.app.id
         self._until = until
         self._counts = partition_counts(self.clients)
         self.unread: set[Place] = set()
@@ -160,7 +160,7 @@ class OwnTopics:
         """Records of some aggregates (None: all) with headers; close the generator to stop."""
         wanted = None if keys is None else {key.encode() for key in keys}
         with closing(read_committed(self.clients, starts, self._until, ends)) as reading:
-            yield from own_records(chain.from_iterable(reading), self._ids, wanted)
+            yield from own_records(chain.from_iterable(reading), self._app_id, wanted)
             self.unread |= reading.unread
 
     def letters(self, keys: Collection[str] | None = None) -> Iterator[Found]:

@@ -235,7 +235,7 @@ class _Replay:
         starts = self._read_to or offsets_at(clients, self._places, first)
         for chunk in read_committed(clients, starts, ends=ends):
             done: dict[str, int] = {}
-            for message, headers in own_records(chunk, {self._config.app.id}):
+            for message, headers in own_records(chunk, self._config.app.id):
                 if headers.get(REPLAY) == wanted:
                     self._on_topic += 1
                     aggregate_id, version = message.key().decode(), int(headers[records.SEQUENCE])

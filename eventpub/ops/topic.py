@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -66,7 +66,7 @@ class TopicReader:
     """Reads a publisher's topics once, up to their current ends.
 
     Args:
-        sources: the application's current and former ids; every event names one.
+        app_id: the application's; every event names it.
         patience: seconds to wait for open transactions.
         first: µs: lowest `create_time` of events and timestamp of foreign records that count; the
             topic is read from there; None: from its first record.
@@ -79,7 +79,7 @@ class TopicReader:
     def __init__(
         self,
         sink: config.Sink,
-        sources: Collection[str],
+        app_id: str,
         patience: float = 15.0,
         *,
         first: int | None = None,
@@ -88,7 +88,7 @@ class TopicReader:
         self._clients, self._sink = Clients(sink), sink
         self._patience = patience
         self._first, self._last = first, last
-        self._sources = sources
+        self._app_id = app_id
         self._kinds = {
             sink.topic: EVENT,
             sink.dead_topic: DEAD,
@@ -141,7 +141,7 @@ class TopicReader:
             reading = Reading(
                 self._clients, ranges, chunk=_CHUNK, patience=_STALL_SECONDS, meanwhile=meanwhile
             )
-            rows = Rows(self._sources)
+            rows = Rows(self._app_id)
             for chunk in reading:
                 self.records += len(chunk)
                 for message in chunk:
@@ -150,7 +150,7 @@ class TopicReader:
                         rows.add_foreign(message, problem)
                 if len(rows) >= _PORTION:
                     yield rows.table()
-                    rows = Rows(self._sources)
+                    rows = Rows(self._app_id)
             yield rows.table()
 
     def _is_in_range(self, timestamp: int) -> bool:
@@ -174,11 +174,11 @@ class Rows:
     """Collects records as columns.
 
     `payload`, `type` and `metadata` are Python's hashes, equal only in processes with the same
-    PYTHONHASHSEED. Every event names one of `sources`, the application's current and former ids.
+    PYTHONHASHSEED. Every event names `app_id` as its source.
     """
 
-    def __init__(self, sources: Collection[str]) -> None:
-        self._sources = frozenset(source.encode() for source in sources)
+    def __init__(self, app_id: str) -> None:
+        self._source = app_id.encode()
         self._ids: list[str] = []
         self._numbers: list[tuple[int, ...]] = []
         self._notes: dict[int, str] = {}
@@ -214,7 +214,7 @@ class Rows:
             faults |= BAD_ID
         if by_name.get("ce_subject") != key:
             faults |= BAD_SUBJECT
-        if by_name.get("ce_specversion") != b"1.0" or by_name.get("ce_source") not in self._sources:
+        if by_name.get("ce_specversion") != b"1.0" or by_name.get("ce_source") != self._source:
             faults |= BAD_ENVELOPE
         if created != NO_TIME and not _is_stamped(message.timestamp()[1], created):
             faults |= BAD_TIMESTAMP

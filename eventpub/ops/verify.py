@@ -75,11 +75,10 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     readable = config.store.model_copy(update={"allow_replica": True})
     config = config.model_copy(update={"store": readable})
     former = _read_state(config, "progress.json").get("numbers", ())
-    ids = (config.app.id, *config.app.former_ids)
     # an event of an hour that the clocks repeat may have its other time on the topic
     longest = max((back for _, back in layout.repeated), default=0)
     since = None if first is None else first - longest
-    reader = TopicReader(config.sink, ids, patience, first=since, last=last)
+    reader = TopicReader(config.sink, config.app.id, patience, first=since, last=last)
     with (
         nullcontext() if differences is None else _opened(differences) as listed,
         spill_folder() as folder,

@@ -26,7 +26,7 @@ from eventpub.shard.assignment import Assignment, Parts, adopts, identity_of, th
 from eventpub.sink.client import Clients
 from eventpub.sink.layout import check_age, check_topics, check_written
 from eventpub.sink.numbered import NumberedSink, markers_of
-from eventpub.sink.reading import check_sample, check_sides, has_written, oldest_events, sources_of
+from eventpub.sink.reading import check_sample, check_sides, has_written, oldest_events
 from eventpub.sink.topics import partition_counts, topic_ids, visible_ends
 from eventpub.sink.transaction import fence_all
 from eventpub.sources.base import BEGINNING, Source, start_position
@@ -74,10 +74,9 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
     # the last run's number of shards may not have been written down
     writers = max(former, topics.partitions)
     has_markers = markers_of(config.sink) in partition_counts(clients)
-    for app_id in (config.app.id, *config.app.former_ids):
-        if has_markers and (config.run.engine == "threads" or app_id != config.app.id):
-            NumberedSink(clients, app_id).take(threads_of(run), writers)
-        fence_all(clients, app_id, writers)
+    if has_markers and config.run.engine == "threads":
+        NumberedSink(clients, config.app.id).take(threads_of(run), writers)
+    fence_all(clients, config.app.id, writers)
     numbers, is_placed = _take_over(state, before, former, topics)
     if former != config.run.shards:
         # left by an earlier run with this number: the former run knows more
@@ -133,8 +132,7 @@ def check_backlog(
     Raises:
         SinkError: sink.backlog_too_old
     """
-    app = config.app
-    if position is None and has_written(clients, sources_of(app.id, app.former_ids)):
+    if position is None and has_written(clients, config.app.id):
         return
     poll = store.poll(start if position is None else position, 0, 1)
     if poll.page_end is not None:
@@ -181,7 +179,7 @@ def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _
     ids = topic_ids(clients, config.sink.topics)
     acknowledged = check_written(clients, ids, before.get("topics", {}), ends)
     is_placed = _is_placed(clients, before, ids)
-    check_sample(clients, sources_of(config.app.id, config.app.former_ids))
+    check_sample(clients, config.app.id)
     return _Topics(partitions, ids, acknowledged, is_placed)
 
 
@@ -233,8 +231,7 @@ def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]
             first=kept["configured"],
         )
     if kept is None:
-        app = config.app
-        if configured == "now" and has_written(parts.clients, sources_of(app.id, app.former_ids)):
+        if configured == "now" and has_written(parts.clients, config.app.id):
             raise start_lost(state)  # e.g. a container whose volume is gone
         position = start_position(config.read, now)
         kept = {"configured": configured, "position": position, "time": format_time(position)}
@@ -298,13 +295,13 @@ def require_known(config: Config, state: StateDir, parts: Parts) -> None:
         SinkError: sink.side_topics_left, or from `oldest_events`.
     """
     if not (state.identities() or state.indexed()):
-        check_sides(parts.clients, sources_of(config.app.id, config.app.former_ids))
+        check_sides(parts.clients, config.app.id)
     indexes = (_summaries(state, count, parts.storage) for count in state.indexed())
     is_whole = any(all(s and s.position is not None for s in each) for each in indexes)
     if is_whole or state.read(state.progress_file) or config.read.start not in {"beginning", "now"}:
         return
-    clients, ids = parts.clients, (config.app.id, *config.app.former_ids)
-    if None in oldest_events(clients, [*visible_ends(clients)], ids).values():
+    clients = parts.clients
+    if None in oldest_events(clients, [*visible_ends(clients)], config.app.id).values():
         raise start_lost(state)
 
 

@@ -16,7 +16,7 @@ from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.shard.assignment import Assignment
 from eventpub.sink.faults import topic_gone
 from eventpub.sink.layout import check_written
-from eventpub.sink.reading import check_between, sources_of
+from eventpub.sink.reading import check_between
 from eventpub.sink.topics import open_below, topic_ids, visible_ends
 from eventpub.sources.base import Poll, Source
 
@@ -171,7 +171,7 @@ class BrokerWork:
         found = visible_ends(clients, list(ends), _TIMEOUT) if ends else {}
         between = {p: (ends[p], end) for p, end in found.items() if end > ends[p]}
         if between:
-            check_between(clients, sources_of(app.id, app.former_ids), between)
+            check_between(clients, app.id, between)
 
 
 MOST_EVENTS = 100_000

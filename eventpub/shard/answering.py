@@ -168,6 +168,6 @@ class Answering:
             (request.searched[partition], context.known_upto(place)),
             a,
             version,
-            app_ids={config.app.id, *config.app.former_ids},
+            app_id=config.app.id,
             meanwhile=context.require_going_on,
         )

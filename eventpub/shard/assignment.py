@@ -85,10 +85,10 @@ def identity_of(config: Config) -> dict[str, str]:
 
 
 def adopts(config: Config, identity: Mapping[str, Any], *, accepts_topic: bool) -> bool:
-    """Whether a state is this publisher's, even from before a rename of application or topic."""
+    """Whether a state is this publisher's, even from before another topic was accepted."""
     own = identity_of(config)
     return (
-        identity.get("app") in {own["app"], *config.app.former_ids}
+        identity.get("app") == own["app"]
         and (accepts_topic or identity.get("topic") == own["topic"])
         and all(identity.get(name) == own[name] for name in ("table", "key"))
     )

@@ -131,8 +131,7 @@ class Baseline:
             low = max(low, newest)
         config, partitions = context.assignment.config, context.shard.topic_partitions()
         own = [(config.sink.topic, partition) for partition in partitions]
-        app_ids = config.app.id, *config.app.former_ids
-        oldest = oldest_events(context.parts.clients, own, app_ids, self._meanwhile)
+        oldest = oldest_events(context.parts.clients, own, config.app.id, self._meanwhile)
         cut = {p: low if at is None else min(low, at) for (_, p), at in oldest.items()}
         return max(start, min(low, self._settled(low))), cut
 

@@ -211,7 +211,7 @@ class PublishingContext(ShardContext):
 
     def _new_sink(self) -> ShardSink:
         config = self.assignment.config
-        return ShardSink(self.parts.clients, config.app.id, self.shard, config.app.former_ids)
+        return ShardSink(self.parts.clients, config.app.id, self.shard)
 
     def replace_sink(self) -> None:
         """Replace the producer after an ambiguous answer; fold before publishing."""

@@ -22,7 +22,7 @@ from eventpub.sink.layout import (
     written_topics,
     wrong_topics,
 )
-from eventpub.sink.reading import Sources, check_sample, sources_of
+from eventpub.sink.reading import check_sample
 from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import counts_of, metadata, topic_ids
 from eventpub.sink.transaction import fence
@@ -42,13 +42,12 @@ class Written:
     partitions: int | None = None
 
 
-def checks(  # noqa: PLR0913 (options, by keyword)
+def checks(
     clients: Clients,
     app_id: str,
     shards: int,
     *,
     late: bool = False,
-    former_ids: Sequence[str] = (),
     written: Written = Written(),
 ) -> list[Check]:
     """Every check of the sink, in the order in which to fix problems."""
@@ -64,7 +63,7 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     of_topic, *of_side = _topics(sink, found, shards, written, late=late).values()
     made.append(of_topic)
     if sink.topic in found:
-        made.append(_history(clients, sources_of(app_id, former_ids), written))
+        made.append(_history(clients, app_id, written))
     made += of_side
     if sink.delivery == "exactly_once":
         made.append(_transactions(clients, app_id))
@@ -79,13 +78,13 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     return made
 
 
-def _history(clients: Clients, sources: Sources, written: Written) -> Check:
+def _history(clients: Clients, app_id: str, written: Written) -> Check:
     """Whether this is the topic written before, by this publisher only."""
     name = "records on the topic"
     try:
         ids = topic_ids(clients, clients.sink.topics)
         check_written(clients, ids, written.ids, written.ends)
-        check_sample(clients, sources)
+        check_sample(clients, app_id)
     except EventpubError as error:
         return Check.wrong(name, error)
     id_ = f"; its id is {ids[clients.sink.topic]}" if clients.sink.topic in ids else ""

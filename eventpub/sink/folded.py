@@ -14,7 +14,7 @@ from eventpub.admission.model import Shard, SkippedGap, topic_partition
 from eventpub.sink import records
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_conflict, read_gap
-from eventpub.sink.reading import Sources, origin_of, other_publisher
+from eventpub.sink.reading import origin_of, other_publisher
 from eventpub.sink.records import PartitionId
 
 
@@ -120,7 +120,7 @@ class Decoder:
 
     def _counts(self, kind: Kind, message: Any, headers: Mapping[str, Any]) -> bool:
         """Whether this publisher wrote the record."""
-        origin = origin_of(message, headers, self._scope.sources)
+        origin = origin_of(message, headers, self._scope.app_id)
         if origin == "own":
             return True
         if origin == "other_publisher" and kind == "events":
@@ -152,7 +152,7 @@ Kind = Literal["events", "gaps", "dead", "late"]
 
 @dataclass(frozen=True)
 class Scope:
-    """What a fold reads: the records of these `sources`.
+    """What a fold reads: the records of `app_id`.
 
     `everywhere` searches all partitions for this shard's aggregates, since the partition count may
     have changed. `with_contents` adds a hash per event, to detect rewritten ones.
@@ -160,7 +160,7 @@ class Scope:
 
     clients: Clients
     shard: Shard
-    sources: Sources
+    app_id: str
     everywhere: bool = False
     with_contents: bool = False
 

@@ -44,7 +44,7 @@ class MissingMarkerError(Exception):
 
 def lost_records(
     clients: Clients,
-    app_ids: Collection[str],
+    app_id: str,
     written: Mapping[PartitionId, Written],
     meanwhile: Meanwhile = lambda: None,
 ) -> list[tuple[str, records.Record]]:
@@ -66,7 +66,7 @@ def lost_records(
     def ours(ends: Mapping[PartitionId, int], *, committed: bool) -> Iterator[Any]:
         ranges = {place: (firsts[place], end) for place, end in ends.items()}
         messages = iter_ranges(clients, ranges, committed=committed, meanwhile=meanwhile)
-        return (message for message, _ in own_records(messages, app_ids))
+        return (message for message, _ in own_records(messages, app_id))
 
     seen = ours({place: ends[place] for place in written}, committed=True)
     visible = _Visible(clients.sink, seen)
@@ -166,7 +166,7 @@ def require_none_left_open(clients: Clients, app_id: str, places: Collection[Par
 def is_held_by(clients: Clients, app_id: str, place: PartitionId, stable: int, end: int) -> bool:
     """Whether the transaction open between last stable offset and high watermark is this id's."""
     first = next(iter_ranges(clients, {place: (stable, end)}, committed=False, few=True), None)
-    return first is not None and records.is_ours(dict(first.headers() or ()), {app_id})
+    return first is not None and records.is_ours(dict(first.headers() or ()), app_id)
 
 
 def note_written(written: dict[str, Any], batch: Batch) -> None:

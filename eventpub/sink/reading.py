@@ -10,7 +10,6 @@ would publish everything twice, since publishers of different ids do not fence e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Literal
@@ -47,14 +46,7 @@ _LONGEST = 5.0
 _MOST_BETWEEN = 200
 """Offsets of a partition that `check_between` reads."""
 
-Sources = frozenset[str]
-"""This publisher's current and former application ids, as in `ce_source`."""
-
 _Ranges = dict[Place, tuple[int, int]]
-
-
-def sources_of(app_id: str, former_ids: Iterable[str] = ()) -> Sources:
-    return frozenset({app_id, *former_ids})
 
 
 class Reading(Iterator[list[Message]]):
@@ -205,14 +197,14 @@ def read_committed(
 
 def own_records(
     messages: Iterable[Message],
-    app_ids: Collection[str],
+    app_id: str,
     keys: Collection[bytes] | None = None,
 ) -> Iterator[tuple[Message, dict[str, Any]]]:
-    """Records of these application ids with their headers; `keys`: only those of these keys."""
+    """Records of this application with their headers; `keys`: only those of these keys."""
     for message in messages:
         if keys is None or message.key() in keys:
             headers = dict(message.headers() or ())
-            if records.is_ours(headers, app_ids):
+            if records.is_ours(headers, app_id):
                 yield message, headers
 
 
@@ -223,7 +215,7 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     aggregate_id: str,
     version: int,
     *,
-    app_ids: Collection[str],
+    app_id: str,
     meanwhile: Meanwhile,
 ) -> bool | None:
     """Whether an event is committed between two offsets (first, next); None: unknown.
@@ -239,14 +231,14 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     if open_below(clients, {place: end}, MARKER_TIMEOUT, meanwhile):
         return None
     messages = iter_ranges(clients, {place: (first, end)}, committed=True, meanwhile=meanwhile)
-    found = own_records(messages, app_ids, {aggregate_id.encode()})
+    found = own_records(messages, app_id, {aggregate_id.encode()})
     return any(headers.get(records.SEQUENCE) == str(version).encode() for _, headers in found)
 
 
 def oldest_events(
     clients: Clients,
     places: list[Place],
-    app_ids: Collection[str],
+    app_id: str,
     meanwhile: Meanwhile = lambda: None,
 ) -> dict[Place, int | None]:
     """`create_time` (µs) of the oldest event left, of each partition that retention has cut.
@@ -262,7 +254,7 @@ def oldest_events(
         if most is not None:
             left = {p: (low, min(low + most, end)) for p, (low, end) in left.items()}
         messages = iter_ranges(clients, left, committed=True, few=True, meanwhile=meanwhile)
-        for message, headers in own_records(messages, app_ids):
+        for message, headers in own_records(messages, app_id):
             if (place := (message.topic(), message.partition())) not in found:
                 time = (headers.get(records.TIME) or b"").decode(errors="replace")
                 found[place] = records.time_of(time)
@@ -271,8 +263,8 @@ def oldest_events(
     return {place: found.get(place) for place in cut}
 
 
-def origin_of(message: Any, headers: Mapping[str, Any], sources: Sources) -> Origin:
-    if records.is_ours(headers, sources):
+def origin_of(message: Any, headers: Mapping[str, Any], app_id: str) -> Origin:
+    if records.is_ours(headers, app_id):
         return "own"
     key, sequence = message.key(), headers.get(records.SEQUENCE)
     if key is None or sequence is None or not all(name in headers for name in _SHAPE):
@@ -290,32 +282,31 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
         f" {message.topic()}[{message.partition()}], offset {message.offset()}",
         where=f"topic {sink.topic}",
         suggestion="a topic must be its publisher's own: give each another sink.topic and"
-        f" app.state_dir; if this publisher was called {name!r} before:"
-        f" app.former_ids = [{json.dumps(name)}]",
+        f" app.state_dir; if this publisher was called {name!r} before, call it so again",
     )
 
 
-def check_sample(clients: Clients, sources: Sources) -> None:
+def check_sample(clients: Clients, app_id: str) -> None:
     """Raise `sink.other_publisher` if another's event is at an end of a partition of the topic."""
     first, last, _ = _ends_first(_whole(clients, [clients.sink.topic]))
     for ranges in (first, last):
-        _check(clients, sources, ranges)
+        _check(clients, app_id, ranges)
 
 
-def has_written(clients: Clients, sources: Sources, names: Iterable[str] = ()) -> bool:
+def has_written(clients: Clients, app_id: str, names: Iterable[str] = ()) -> bool:
     """Whether this publisher has records on these topics, by default on the topic of the events."""
     whole = _whole(clients, names or [clients.sink.topic])
     return any(
-        next(own_records(iter_ranges(clients, ranges, committed=True), sources), None)
+        next(own_records(iter_ranges(clients, ranges, committed=True), app_id), None)
         for ranges in _ends_first(whole)
     )
 
 
-def check_sides(clients: Clients, sources: Sources) -> None:
+def check_sides(clients: Clients, app_id: str) -> None:
     """Raise `sink.side_topics_left` if the topic is new, and its side topics have own records."""
     topic, *sides = clients.sink.topics
     is_new = not any(end for _, end in _whole(clients, [topic]).values())
-    if is_new and has_written(clients, sources, sides):
+    if is_new and has_written(clients, app_id, sides):
         raise faults.sides_left(clients.sink)
 
 
@@ -335,9 +326,7 @@ def _whole(clients: Clients, names: Iterable[str]) -> dict[Place, tuple[int, int
     return {place: (lows[place], ends[place]) for place in places}
 
 
-def check_between(
-    clients: Clients, sources: Sources, ranges: Mapping[Place, tuple[int, int]]
-) -> None:
+def check_between(clients: Clients, app_id: str, ranges: Mapping[Place, tuple[int, int]]) -> None:
     """Look for another publisher's events at the beginning of ranges this one has not written.
 
     Also uncommitted ones: waiting would block as long as a transaction is open there.
@@ -346,12 +335,12 @@ def check_between(
     lows = list_offsets(clients, list(own), "earliest")
     began = {place: max(at, lows[place]) for place, (at, _) in own.items()}
     some = {place: (at, min(own[place][1], at + _MOST_BETWEEN)) for place, at in began.items()}
-    _check(clients, sources, some, committed=False)
+    _check(clients, app_id, some, committed=False)
 
 
 def first_own(
     clients: Clients,
-    sources: Sources,
+    app_id: str,
     ranges: Mapping[Place, tuple[int, int]],
     timeout: float,
 ) -> Any:
@@ -361,7 +350,7 @@ def first_own(
     `sink.unreachable` after `timeout` seconds without a record.
     """
     for message in iter_ranges(clients, ranges, committed=False, timeout=timeout):
-        origin = origin_of(message, dict(message.headers() or ()), sources)
+        origin = origin_of(message, dict(message.headers() or ()), app_id)
         if origin == "own":
             return message
         if origin == "other_publisher" and message.topic() == clients.sink.topic:
@@ -371,7 +360,7 @@ def first_own(
 
 def _check(
     clients: Clients,
-    sources: Sources,
+    app_id: str,
     ranges: Mapping[Place, tuple[int, int]],
     *,
     committed: bool = True,
@@ -383,5 +372,5 @@ def _check(
             raise
         return  # the sample is optional: a fold finds what it would have found
     for message in found:
-        if origin_of(message, dict(message.headers() or ()), sources) == "other_publisher":
+        if origin_of(message, dict(message.headers() or ()), app_id) == "other_publisher":
             raise other_publisher(clients.sink, message)

@@ -20,7 +20,7 @@ publication (brokers refuse more than an hour ahead). `ce_time` keeps the micros
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeAlias
@@ -71,10 +71,10 @@ class Record:
     headers: list[Header]
 
 
-def is_ours(headers: Mapping[str, Any], app_ids: Collection[str]) -> bool:
-    """Whether the record's `ce_source` is one of these ids."""
+def is_ours(headers: Mapping[str, Any], app_id: str) -> bool:
+    """Whether the record's `ce_source` is this id."""
     source = headers.get(SOURCE)
-    return (source.decode(errors="replace") if isinstance(source, bytes) else source) in app_ids
+    return (source.decode(errors="replace") if isinstance(source, bytes) else source) == app_id
 
 
 @dataclass(frozen=True)

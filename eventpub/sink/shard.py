@@ -6,7 +6,7 @@ committed where own records were not read. `transaction` has the steps of one tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from eventpub.admission.model import Shard
 from eventpub.errors import SinkError
@@ -18,7 +18,7 @@ from eventpub.sink.encoder import CloudEvents, Encoder
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import lost_records
-from eventpub.sink.reading import first_own, sources_of
+from eventpub.sink.reading import first_own
 from eventpub.sink.records import PartitionId, Written
 from eventpub.sink.topics import Meanwhile, end_all
 from eventpub.sink.transaction import TransactionWriter
@@ -30,16 +30,14 @@ _READ_BETWEEN = 5.0
 class ShardSink:
     """Publishes one shard's batches; owns the shard from `ready()` until another sink takes over.
 
-    Records of `former_ids` count as its own. `owner` replaces the shard's number in the
-    transactional id.
+    `owner` replaces the shard's number in the transactional id.
     """
 
-    def __init__(  # noqa: PLR0913 (options, by keyword)
+    def __init__(
         self,
         clients: Clients,
         app_id: str,
         shard: Shard,
-        former_ids: Sequence[str] = (),
         *,
         owner: str | None = None,
         encoder: Encoder | None = None,
@@ -49,7 +47,7 @@ class ShardSink:
         self._shard = shard
         name = shard.number if owner is None else owner
         self._writer = TransactionWriter(clients, app_id, name)
-        self._sources = sources_of(app_id, former_ids)
+        self._app_id = app_id
         self._fold: Fold | None = None
         self._published: dict[PartitionId, int] = {}
 
@@ -94,7 +92,7 @@ class ShardSink:
             Scope(
                 self._clients,
                 self._shard,
-                self._sources,
+                self._app_id,
                 everywhere=everywhere,
                 with_contents=with_contents,
             ),
@@ -121,7 +119,7 @@ class ShardSink:
         while True:
             # until it is seen: the marker of what is published here may be missing, too
             end_all(self._clients, written, self._writer.run_aborted, meanwhile)
-            lost = lost_records(self._clients, self._sources, written, meanwhile)
+            lost = lost_records(self._clients, self._app_id, written, meanwhile)
             if not lost:
                 return restored
             self._writer.run([Batch({}, lost)], no_crash, self._check_offsets)
@@ -195,7 +193,7 @@ class ShardSink:
         this application with another shard count, which writes here under another id.
         """
         try:
-            own = first_own(self._clients, self._sources, unread, _READ_BETWEEN)
+            own = first_own(self._clients, self._app_id, unread, _READ_BETWEEN)
         except SinkError as error:
             if error.code == "sink.other_publisher":
                 # before the commit, or both would publish the same

@@ -189,7 +189,7 @@ def test_the_index_of_something_else_is_refused(
     assert refused.value.code == "state.foreign"
     assert refused.value.message == f"this state belongs to {said}"
     fix = refused.value.suggestion or ""
-    for name, advice in (("app", "app.former_ids"), ("topic", "sink.accept_topic_id")):
+    for name, advice in (("app", "change it back"), ("topic", "sink.accept_topic_id")):
         assert (advice in fix) is (name in other), fix
     assert fix.endswith("what was published is read back from the topic")
     Index(tmp_path, IDENTITY).close()

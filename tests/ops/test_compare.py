@@ -85,7 +85,7 @@ class World:
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.store = list(events)
-        self.rows = Rows(["orders"])
+        self.rows = Rows("orders")
         self._offset = 0
 
     def publish(
@@ -492,7 +492,7 @@ def test_only_the_earliest_are_listed() -> None:
 
 
 def test_foreign_records_are_named() -> None:
-    rows = Rows(["orders"])
+    rows = Rows("orders")
     message = Message(A[0], 0)
     message._headers = []
     assert rows.add(message, 0) == "it has no header ce_sequence"

@@ -342,7 +342,7 @@ def test_the_topic_is_read_from_the_first_record_of_the_range_on(
     read: list[int] = []
 
     def compared(first: int) -> Verdict:
-        reader = TopicReader(world.config.sink, ["orders"], first=first)
+        reader = TopicReader(world.config.sink, "orders", first=first)
         read.append(sum(end - at for at, end in reader.spans().values()))
         return verify(world.config, first=first, last=parse_time("2100-01-01T00:00:00Z"), wait=0.0)
 

@@ -55,7 +55,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
             sink=config.Sink(topic="t"),
             recount=SimpleNamespace(horizon=HORIZON),
             gaps=SimpleNamespace(policy="hold_aggregate"),
-            app=SimpleNamespace(id="a", former_ids=()),
+            app=SimpleNamespace(id="a"),
         )
         context: Any = SimpleNamespace(
             index=index,

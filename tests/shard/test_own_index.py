@@ -97,7 +97,7 @@ def opens(folder: Path, topic: str) -> tuple[bool, Any]:
     """Whether a runner begins a new index where there is one of something else, and its report."""
     report = Report(0)
     config = SimpleNamespace(
-        app=SimpleNamespace(id="orders", former_ids=()),
+        app=SimpleNamespace(id="orders"),
         sink=SimpleNamespace(topic=topic),
         store=SimpleNamespace(full_table=OF["table"]),
         run=SimpleNamespace(shards=2),

@@ -32,7 +32,7 @@ def test_who_is_to_leave_does_not_wait_for_records_that_do_not_come() -> None:
                 (0, 10),
                 "a",
                 1,
-                app_ids={"app"},
+                app_id="app",
                 meanwhile=require_going_on,
             )
     finally:

@@ -200,7 +200,7 @@ class TestQuestionForOffsets:
     ) -> None:
         way.publish(FIRST)
         own_broker.proxy.strike_next(LIST_OFFSETS, fault)
-        reader = TopicReader(proxied, [APP])
+        reader = TopicReader(proxied, APP)
         assert sum(rows.num_rows for rows in reader.read(reader.spans())) == len(FIRST)
         assert own_broker.proxy.has_struck
         assert not reader.truncated
