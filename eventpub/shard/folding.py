@@ -6,12 +6,12 @@ whose answer was lost, or another machine. Normally there is nothing to read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from eventpub.admission.model import Known, Rewritten, Seen, in_ranges
+from eventpub.admission.model import Rewritten, Seen
 from eventpub.channel import Folding
 from eventpub.shard.baseline import Baseline
 from eventpub.shard.context import PublishingContext
@@ -22,6 +22,9 @@ from eventpub.sink.topics import topic_ids
 
 _SHOWN_EVERY = 1.0
 """Seconds between progress reports."""
+
+_MOST_SHOWN = 20
+"""Jumps named in a report."""
 
 _UNNOTICED = 300_000_000
 """µs of rows read again if the table now takes second rows: more than between two checks of it."""
@@ -35,7 +38,7 @@ class Fold:
         self._baseline = Baseline(
             context,
             is_again=is_again,
-            take=lambda part: self._take_events(part, context.now, None),
+            take=lambda part: self._take_events(part, context.now),
             meanwhile=lambda: self._go_on(0),
         )
         self._reads_all = False
@@ -59,8 +62,7 @@ class Fold:
             context.look_at_clock()
             index.keep_times(context.assignment.layout.read_as, context.now)
             self._keep_contents()
-            jumps = Jumps(index.known) if index.undecided is None else None
-            self._read(jumps)
+            self._read()
             self._note_truncated(0)  # also if nothing was left to read
             index.moved_to(context.sink.offsets)
             if index.reads_everywhere:
@@ -68,14 +70,12 @@ class Fold:
             if self._reads_all:
                 context.report.is_placed = not context.sink.last_fold.misplaced
             context.report.not_ours += context.sink.last_fold.not_ours
-            if jumps is not None:
-                context.report.jumps += jumps.found()
             self._baseline.decide()
 
-    def _read(self, jumps: Jumps | None) -> None:
+    def _read(self) -> None:
         context = self._context
         for part in self._visible():
-            self._take(part, context.now, jumps)
+            self._take(part, context.now)
             context.parts.failpoint("during_fold")
             self._go_on(context.sink.last_fold.unread)
 
@@ -148,7 +148,7 @@ class Fold:
         ):
             index.go_back(None)
 
-    def _take(self, part: Folded, now: int, jumps: Jumps | None) -> None:
+    def _take(self, part: Folded, now: int) -> None:
         context, index = self._context, self._context.index
         # an event from the future, published for a later version, says nothing
         past = part.create_times[part.create_times <= now]
@@ -157,9 +157,9 @@ class Fold:
             index.fold_gaps(part.gaps, part.offsets, now)
         else:
             context.report.folded += len(part.aggregate_ids)
-            self._take_events(part, now, jumps)
+            self._take_events(part, now)
 
-    def _take_events(self, part: Folded, now: int, jumps: Jumps | None) -> None:
+    def _take_events(self, part: Folded, now: int) -> None:
         """Add events, late events or dead letters to the index."""
         context, index = self._context, self._context.index
         created = context.rules.steady(part.create_times)
@@ -173,8 +173,9 @@ class Fold:
             else:
                 below.setdefault(aggregate_id, []).append(version)
         versions = {a: [version for version, _ in of] for a, of in of_each.items()}
-        if jumps is not None:
-            jumps.add(part.kind, versions)
+        shown = context.report.jumps
+        if part.kind == "events" and index.undecided is None and len(shown) < _MOST_SHOWN:
+            shown += jumps(index.known([*versions]).last, versions)[: _MOST_SHOWN - len(shown)]
         last = {a: max(of) for a, of in versions.items()}
         newest = {a: max(at for _, at in of) for a, of in of_each.items()}
         is_event = part.kind == "events"
@@ -218,48 +219,19 @@ class Fold:
         context.report.made_again += sorted(made_again)
 
 
-_MOST_SHOWN = 20
-_LARGEST = 1000
-"""Versions in a jump that are checked one by one."""
+def jumps(known: Mapping[str, int], versions: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    """Events above the next version of their aggregates, after skips and dead letters were read.
 
-
-class Jumps:
-    """Finds jumps between versions while an index that knew something is folded.
-
-    A publisher skips no version, except by a recorded skip or a dead letter. Any other jump is
-    another program's under this application's id, or the store was restored to an earlier time.
+    A publisher skips no version, except by a recorded skip or a dead letter. So they are another
+    program's under this application's id, or the store was restored to an earlier time.
     """
-
-    def __init__(self, known: Callable[[list[str]], Known]) -> None:
-        self._known = known
-        self._open: dict[str, tuple[int, int]] = {}
-        self._dead: dict[str, set[int]] = {}
-
-    def add(self, kind: str, versions: Mapping[str, Sequence[int]]) -> None:
-        """Check a chunk before the index takes it over."""
-        if kind != "events":
-            for aggregate_id, found in versions.items():
-                self._dead.setdefault(aggregate_id, set()).update(found)
-            return
-        known = self._known(list(versions))
-        for aggregate_id, found in versions.items():
-            last = known.last.get(aggregate_id)
-            if last is None or aggregate_id in self._open:
-                continue
-            skipped = known.skipped.get(aggregate_id, ())
-            for version in sorted(v for v in found if v > last):
-                between = range(last + 1, version)
-                is_known = len(between) <= _LARGEST and all(in_ranges(v, skipped) for v in between)
-                if not is_known:
-                    self._open[aggregate_id] = (last, version)
-                    break
-                last = version
-
-    def found(self) -> list[dict[str, Any]]:
-        """The first few: `aggregate_id`, its last `known` version, and the one `found`."""
-        return [
-            {"aggregate_id": aggregate_id, "known": last, "found": version}
-            for aggregate_id, (last, version) in self._open.items()
-            if version - last > _LARGEST
-            or not set(range(last + 1, version)) <= self._dead.get(aggregate_id, set())
-        ][:_MOST_SHOWN]
+    found = []
+    for aggregate_id, above in versions.items():
+        if (last := known.get(aggregate_id)) is None:
+            continue
+        for version in sorted(above):
+            if version > last + 1:
+                found.append({"aggregate_id": aggregate_id, "known": last, "found": version})
+                break
+            last = max(last, version)
+    return found

@@ -399,8 +399,8 @@ def any_time() -> Iterator[None]:
     """A time in the future tells what was published, like any other (A6)."""
     take = folding.Fold._take
 
-    def of_any(self: Any, part: Any, now: int, jumps: Any) -> None:
-        take(self, part, now, jumps)
+    def of_any(self: Any, part: Any, now: int) -> None:
+        take(self, part, now)
         self._context.index.note_truncated(
             self._context.sink.last_fold.truncated, int(part.create_times.max(initial=0))
         )
