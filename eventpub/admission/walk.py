@@ -183,13 +183,4 @@ def failed_attempt(hold: Hold, rules: Rules, now: int, open_since: int | None) -
     if attempts >= rules.max_backoff and not alive:
         return None
     due = rules.next_attempt(now, min(attempts, rules.max_backoff - 1))
-    return Hold(  # `replace` takes three times as long, and there may be hundreds of thousands
-        hold.aggregate_id,
-        hold.first_missing,
-        hold.seen,
-        hold.first_seen,
-        attempts,
-        due,
-        hold.since,
-        hold.catching_up,
-    )
+    return replace(hold, attempts=attempts, next_attempt=due)
