@@ -276,10 +276,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Summary:
-    """An index's facts; `low`: from where a shard that lost it must read again, µs."""
-
     position: int | None
-    low: int | None
     baseline: int | None
     identity: dict[str, Any]
 
@@ -338,11 +335,8 @@ def summary(directory: Path, storage: Storage) -> Summary | None:
             if items is None:
                 return None
             facts = read_facts(items)
-            since = [unpacked_hold("", value).since for _, value in items(b"h")]
     except StateError:
         return None
     if facts.is_new:
         return None
-    position = facts.position
-    low = None if position is None else min([position, *(at - 1 for at in since)])
-    return Summary(position, low, facts.baseline, facts.identity)
+    return Summary(facts.position, facts.baseline, facts.identity)

@@ -259,7 +259,6 @@ class StateDir:
 
     progress_file = File("progress.json")
     start_file = File("start.json")
-    run_file = File("run.json")
 
     identities = state.StateDir.identities
     root = "state"
