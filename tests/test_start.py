@@ -20,7 +20,7 @@ from eventpub.index import Index
 from eventpub.index.database import ROCKSDB
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.publisher import run
-from eventpub.publisher.prepare import _start, former_shards
+from eventpub.publisher.prepare import _start, _take_over, former_shards
 from eventpub.publisher.publisher import CommandRunner
 from eventpub.publisher.workers import Worker
 from eventpub.shard.assignment import real_parts
@@ -65,6 +65,20 @@ def test_without_progress_json_the_indexes_tell_the_number_of_shards(tmp_path: P
     state.shard_index(4, 0).mkdir(parents=True)  # of a run that was killed as it began
     assert former_shards(state, {}, 4, ROCKSDB) == 2
     assert former_shards(state, {"shards": 3}, 4, ROCKSDB) == 3
+
+
+@pytest.mark.parametrize("before", [{}, {"partitions": 2, "numbers": []}])
+def test_indexes_of_fewer_partitions_are_kept_for_those_that_take_them_over(
+    tmp_path: Path, before: dict[str, Any]
+) -> None:
+    state = StateDir(tmp_path)
+    with Index(state.shard_index(1, 0), {"partitions": 2}) as index:
+        index.begin(None)
+        index.record(Decision(EVENTS.empty_table()), {("events", 0): 1}, DAY)
+    topics: Any = SimpleNamespace(partitions=4, is_placed=True)
+    assert _take_over(state, before, 1, topics, ROCKSDB) == ([2], False)
+    assert state.former_indexes() == (state.index / "former-2" / "0",)
+    assert _take_over(state, {"partitions": 4}, 1, topics, ROCKSDB) == ([], True)
 
 
 def test_without_java_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
     if has_markers and config.run.engine == "threads":
         NumberedSink(clients, config.app.id).take(threads_of(run), writers)
     fence_all(clients, config.app.id, writers)
-    numbers, is_placed = _take_over(state, before, former, topics)
+    numbers, is_placed = _take_over(state, before, former, topics, parts.storage)
     if former != config.run.shards:
         # left by an earlier run with this number: the former run knows more
         state.forget_shards(config.run.shards)
@@ -192,11 +192,12 @@ def _is_placed(clients: Clients, before: dict[str, Any], ids: dict[str, str]) ->
 
 
 def _take_over(
-    state: StateDir, before: dict[str, Any], shards: int, topics: _Topics
+    state: StateDir, before: dict[str, Any], shards: int, topics: _Topics, storage: Storage
 ) -> tuple[list[int], bool]:
     """Set indexes aside for a takeover if partitions were added."""
     now = topics.partitions
-    former = before.get("partitions", now)
+    of_indexes = (s.identity.get("partitions") for s in _summaries(state, shards, storage) if s)
+    former = before.get("partitions") or next(of_indexes, None) or now
     numbers: list[int] = before.get("numbers", [])
     if former == now:
         return numbers, topics.is_placed
