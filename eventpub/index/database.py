@@ -18,7 +18,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
@@ -31,8 +30,6 @@ IDENTITY = b"midentity"
 """Key of what an index belongs to, the same in every format."""
 NUMBER = struct.Struct(">q")
 """A number in a key; RocksDB sorts by it."""
-_OF_WHO_OPENS = ("LOCK", "LOG", "rocksdict-config.json")
-"""Files that every open rewrites."""
 _MARKED_EVERY = 1 << 20
 """Bytes between two marks: fewer than RocksDB keeps in one file."""
 
@@ -67,14 +64,8 @@ class Storage:
     def reader(self, directory: Path) -> Iterator[Rdict]:
         """Open read-only, even while another process has it open."""
         options, access = Options(raw_mode=True), AccessType.read_only()
-        with ExitStack() as stack:
-            if not os.access(directory, os.W_OK):  # rocksdict writes a file even to read
-                folder = stack.enter_context(TemporaryDirectory(prefix="eventpub-index-"))
-                for file in directory.resolve().iterdir():
-                    if file.name not in _OF_WHO_OPENS:
-                        Path(folder, file.name).symlink_to(file)
-                directory = Path(folder)
-            yield stack.enter_context(closing(Rdict(str(directory), options, access_type=access)))
+        with closing(Rdict(str(directory), options, access_type=access)) as reader:
+            yield reader
 
     def new_batch(self) -> WriteBatch:
         return WriteBatch(raw_mode=True)

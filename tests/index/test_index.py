@@ -94,20 +94,6 @@ def test_c11_it_can_be_closed_on_a_full_disk_and_has_what_it_said_afterwards(
         assert index.position == written
 
 
-def test_an_index_that_may_not_be_written_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a read-only mount, say; rocksdict writes a file of its own to read one."""
-    directory = tmp_path / "0"
-    with Index(directory, IDENTITY) as index:
-        index.record(decided(holds={HOLD.aggregate_id: HOLD}), {}, position=77)
-    (directory / "rocksdict-config.json").unlink()
-    before = {file: file.stat().st_mtime_ns for file in directory.iterdir()}
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert glance(directory, 1).holds == [HOLD]
-    assert {file: file.stat().st_mtime_ns for file in directory.iterdir()} == before
-
-
 def test_the_position_never_moves_back(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
