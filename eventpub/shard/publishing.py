@@ -6,7 +6,6 @@ process may die between any two lines.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from operator import attrgetter
@@ -35,9 +34,8 @@ NO_EVENTS = EVENTS.empty_table()
 Event: TypeAlias = tuple[str, int]
 """Aggregate and version."""
 
-_BELOW = 16, 10_000
-"""Rows read below a first sight: the second limit only if the first does not tell, as when an
-aggregate's versions and times differ in order by more."""
+_BELOW = 16
+"""Rows read below a first sight; if none is baseline, all versions below are backtracked."""
 
 _FETCH_TURN = 0.3
 """Seconds to look up a chunk's missing versions; the rest waits for its turn."""
@@ -293,18 +291,12 @@ class Publishing:
         """See `admission.Plan.settle`."""
         ends: dict[str, int] = {}
         newest: dict[str, int] = {}
-        for limit in _BELOW:
-            rows: Counter[str] = Counter()
-            for keys in self._context.lookup.below(sights, limit):
-                columns = (values(keys, n) for n in ("aggregate_id", "version", "create_time"))
-                for aggregate_id, version, created in zip(*columns, strict=True):
-                    rows[aggregate_id] += 1
-                    newest[aggregate_id] = max(created, newest.get(aggregate_id, created))
-                    if created <= baseline:
-                        ends[aggregate_id] = max(version, ends.get(aggregate_id, version))
-            sights = [(a, v) for a, v in sights if rows[a] >= limit and a not in ends]
-            if not sights:
-                break
+        for keys in self._context.lookup.below(sights, _BELOW):
+            columns = (values(keys, n) for n in ("aggregate_id", "version", "create_time"))
+            for aggregate_id, version, created in zip(*columns, strict=True):
+                newest[aggregate_id] = max(created, newest.get(aggregate_id, created))
+                if created <= baseline:
+                    ends[aggregate_id] = max(version, ends.get(aggregate_id, version))
         return {aggregate_id: (end, newest[aggregate_id]) for aggregate_id, end in ends.items()}
 
 
