@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 import secrets
 import shutil
 import time
@@ -229,32 +228,17 @@ class Index(Aggregates):
         self.note(read_as=read_as)
 
 
-_copies: set[Path] = set()
-"""This process's copies, which their creators remove."""
+_ABANDONED = 6 * 3600.0
+"""Age in seconds from which a copy counts as a killed process's: no upload takes as long."""
 
 
 def folder_for(directory: Path) -> Path:
-    """Where to copy an index: beside it, for hard links. Removes copies of killed processes."""
+    """Where to copy an index: beside it, for hard links. Removes what killed processes left."""
     for left in directory.parent.glob(f"{directory.name}.copy-*"):
-        if left not in _copies and not _is_of_another(left):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = directory.with_name(f"{directory.name}.copy-{os.getpid()}-{secrets.token_hex(4)}")
-    _copies.add(folder)
-    return folder
-
-
-def _is_of_another(folder: Path) -> bool:
-    """Whether another live process may have made it."""
-    pid = folder.name.rpartition(".copy-")[2].split("-")[0]
-    if not pid.isdigit() or int(pid) == os.getpid():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
+    return directory.with_name(f"{directory.name}.copy-{secrets.token_hex(8)}")
 
 
 Ranges: TypeAlias = list[tuple[int, int]]

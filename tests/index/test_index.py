@@ -6,8 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -605,24 +603,16 @@ def test_versions_written_anew_are_kept_and_move_with_their_aggregate(tmp_path: 
 
 def test_what_killed_processes_have_left_of_copies_is_removed(tmp_path: Path) -> None:
     index = tmp_path / "0"
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as lives:
-        left, ours, others = (
-            tmp_path / f"0.copy-{pid}-12" for pid in ("999999999", os.getpid(), lives.pid)
-        )
-        of_another_shard = tmp_path / "10.copy-999999999-12"
-        for folder in (left, ours, others, of_another_shard):
-            folder.mkdir()
-        first = folder_for(index)
-        first.mkdir()
-        second = folder_for(index)
-        assert first.exists(), "it is on its way"
-        assert second != first
-        assert {f for f in (left, ours, others, of_another_shard) if f.exists()} == {
-            others,
-            of_another_shard,
-        }
-        assert lives.stdin is not None
-        lives.stdin.close()
+    left, under_way = tmp_path / "0.copy-12", tmp_path / "0.copy-34"
+    of_another_shard = tmp_path / "10.copy-12"
+    for folder in (left, under_way, of_another_shard):
+        folder.mkdir()
+    for folder in (left, of_another_shard):
+        os.utime(folder, (1, 1))
+    assert folder_for(index) != folder_for(index)
+    assert not left.exists()
+    assert under_way.exists()
+    assert of_another_shard.exists()
 
 
 def test_a_dead_letter_below_the_first_version_leaves_what_was_skipped(tmp_path: Path) -> None:
