@@ -174,8 +174,6 @@ _WATERMARK = {
     " read.delay; late commits are still found",
 }
 
-_WARNED_EVERY = 60.0
-
 _WARNS_FOR = 300.0
 """Seconds since the last row of the past for which the check warns of it."""
 
@@ -217,7 +215,7 @@ class DatabaseChanges:
         self._never_read = 0
         self._past_at, self._past_rows, self._past_oldest = float("-inf"), 0, 0
         self._ended: dict[tuple[int, int], float] = {}
-        self._warned_at, self._warned_of = float("-inf"), ((False, False), 0)
+        self._warned_of = (False, False)
 
     # -- polls ------------------------------------------------------------------------------------
 
@@ -323,20 +321,15 @@ class DatabaseChanges:
         return "; ".join(said)
 
     def _warn_of_odd_times(self, now: float) -> None:
-        """Log new kinds of odd times at once, else once a minute while more come."""
-        text, rows = self.odd_times(now), self._past_rows
+        """Log odd times when another kind comes; the check `times` shows how many there are."""
         kinds = (bool(self._progress.ahead_seconds), now - self._past_at <= _WARNS_FOR)
-        has_more = rows > self._warned_of[1] and now - self._warned_at >= _WARNED_EVERY
-        if any(kinds) and (kinds != self._warned_of[0] or has_more):
-            self._warned_at = now
+        if any(kinds) and kinds != self._warned_of:
             advice = writers_zone(self._zone) + "; if transactions last that long, raise"
             advice += " recount.horizon" + ", or GRANT PROCESS" * (
                 self._progress.watermark == "denied"
             )
-            self._do(warning(text, fix=advice))
-            self._warned_of = kinds, rows
-        elif not any(kinds):
-            self._warned_of = kinds, 0
+            self._do(warning(self.odd_times(now), fix=advice))
+        self._warned_of = kinds
 
     def altered(self, event: TableChecked) -> StoreError | None:
         """Use an altered table's layout, and return the error to reconnect with."""
