@@ -15,10 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 _LONGEST = 5.0
 """Seconds that a transaction may take."""
@@ -91,19 +88,9 @@ def chunks(batches: Iterator[pa.RecordBatch], sizes: Sizes) -> Iterator[pa.Table
 def rows_within(rows: pa.Table, begin: int, size: int, most: int) -> int:
     """Rows from `begin` that fit `size` bytes and `most` rows; at least one if any is left."""
     left = rows.slice(begin, most)
-    if left.num_rows <= 1 or left.nbytes <= size:
-        return left.num_rows
-    ends = np.cumsum(_sizes(left))
-    return max(1, int(np.searchsorted(ends, size, "right")))
-
-
-def _sizes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Approximate bytes of each row."""
-    sizes = np.full(rows.num_rows, 100, np.int64)
-    for name in ("payload", "metadata", "aggregate_id", "event_type"):
-        lengths = pc.fill_null(pc.binary_length(rows.column(name)), 0)
-        sizes += np.asarray(lengths, np.int64)
-    return sizes
+    while left.num_rows > 1 and left.nbytes > size:
+        left = left.slice(0, left.num_rows // 2)
+    return left.num_rows
 
 
 class Prefetch(Generic[T]):
