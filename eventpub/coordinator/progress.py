@@ -101,14 +101,11 @@ class Progress:
         "transactions open for longer than the boundary waits for one (`read.max_wait`)",
     )
     begin_above: int = _counter()
-    folded: int = _counter()
     replaced: int = _counter(
         "producers_replaced",
         "Kafka producers replaced after an abort, or an answer that left open whether it was"
         " committed",
     )
-    restored: int = _counter()
-    reports: int = _counter()
 
     time: int = 0
     position: int = 0
@@ -129,7 +126,7 @@ class Progress:
 
     def add(self, report: Report, where: str = "") -> None:
         more = {**vars(report), **vars(report.counts)}
-        more |= {"rows_read": report.counts.rows, "dead": len(report.dead), "reports": 1}
+        more |= {"rows_read": report.counts.rows, "dead": len(report.dead)}
         for counter in COUNTERS:
             setattr(self, counter.name, getattr(self, counter.name) + more.get(counter.name, 0))
         has_rows = report.counts.rows > 0
