@@ -258,13 +258,6 @@ class Pending:
     skipped: dict[str, Ranges]
 
 
-@dataclass(frozen=True)
-class Summary:
-    position: int | None
-    baseline: int | None
-    identity: dict[str, Any]
-
-
 def choose(holds: Iterable[Hold], most: int, about: Collection[str]) -> tuple[list[Hold], int]:
     """Holds of the aggregates in `about`, then the `most` first seen; and the total count."""
     named: list[Hold] = []
@@ -312,15 +305,9 @@ def _glance(directory: Path, most: int, about: Collection[str]) -> Pending:
         return Pending(holds, count, skipped)
 
 
-def summary(directory: Path, storage: Storage) -> Summary | None:
-    """Of an index that no process has open; None if absent or unusable."""
-    try:
-        with read_only(directory, storage) as items:
-            if items is None:
-                return None
-            facts = read_facts(items)
-    except StateError:
-        return None
-    if facts.is_new:
-        return None
-    return Summary(facts.position, facts.baseline, facts.identity)
+def summary(directory: Path, storage: Storage) -> Facts | None:
+    """The facts of an index that no process has open; None if absent or unusable."""
+    with suppress(StateError), read_only(directory, storage) as items:
+        facts = None if items is None else read_facts(items)
+        return None if facts is None or facts.is_new else facts
+    return None

@@ -20,7 +20,7 @@ from eventpub.config import Config, format_time
 from eventpub.coordinator.database_changes import last_of
 from eventpub.coordinator.position import StartState
 from eventpub.errors import StateError
-from eventpub.index import Storage, Summary, of_another, summary
+from eventpub.index import Facts, Storage, of_another, summary
 from eventpub.shard.assignment import Assignment, Parts, adopts, identity_of, threads_of
 from eventpub.sink.client import Clients
 from eventpub.sink.layout import check_age, check_topics, check_written
@@ -323,5 +323,5 @@ def former_shards(state: StateDir, before: dict[str, Any], shards: int, storage:
     return shards if shards in found or not found else found[0]
 
 
-def _summaries(state: StateDir, shards: int, storage: Storage) -> list[Summary | None]:
+def _summaries(state: StateDir, shards: int, storage: Storage) -> list[Facts | None]:
     return [summary(state.shard_index(shards, number), storage) for number in range(shards)]
