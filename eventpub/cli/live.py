@@ -198,9 +198,6 @@ def facts_shown(p: Progress, rate: float) -> RenderableType:
     ]
     position = format_time(p.position) if p.position > 0 else "beginning"
     lines = [Text(f"position {position}", style="dim")]
-    if p.report_seconds:
-        steps = ", ".join(f"{name} {1000 * took:.0f}" for name, took in p.report_seconds.items())
-        lines.append(Text(f"last transaction, ms: {steps}", style="dim"))
     if p.ahead_seconds:
         ahead = f"the newest event lies {p.ahead_seconds:,.0f} s in the future"
         lines.append(Text(ahead, style="yellow"))

@@ -58,7 +58,6 @@ class Progress:
             of those, at most `workers.MOST_EVENTS`.
         ahead_seconds, rows_ahead: how far the newest event lies in the future; number of such rows.
         holds_open: aggregates that wait for a version.
-        report_seconds: durations of the last report with rows, by step, and `total`.
         latency: from `create_time` to commit, of each published event.
         last_error: the last error that was waited out.
         stopped_by: number of the signal, if any.
@@ -115,7 +114,6 @@ class Progress:
     rows_ahead: int = 0
     watermark: str = "off"
     holds_open: int = 0
-    report_seconds: dict[str, float] = field(default_factory=dict)
     per_shard: dict[int, dict[str, Any]] = field(default_factory=dict)
     latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
     steps: dict[str, Histogram] = field(default_factory=dict)
@@ -129,10 +127,7 @@ class Progress:
         more |= {"rows_read": report.counts.rows, "dead": len(report.dead)}
         for counter in COUNTERS:
             setattr(self, counter.name, getattr(self, counter.name) + more.get(counter.name, 0))
-        has_rows = report.counts.rows > 0
-        if has_rows or not self.report_seconds:
-            self.report_seconds = {**report.seconds, "total": sum(report.seconds.values())}
-        if has_rows or report.published:
+        if report.counts.rows or report.published:
             for step, seconds in report.seconds.items():
                 self.steps.setdefault(step, Histogram(STEP_BOUNDS)).observe(seconds)
         self.latency.add(report.latency, report.latency_sum)
