@@ -98,7 +98,7 @@ def opens(folder: Path, topic: str) -> bool:
     config = SimpleNamespace(
         app=SimpleNamespace(id="orders"),
         sink=SimpleNamespace(topic=topic),
-        store=SimpleNamespace(full_table=OF["table"]),
+        store=SimpleNamespace(full_table=OF["table"], key=OF["key"]),
         run=SimpleNamespace(shards=2),
     )
     assignment: Any = SimpleNamespace(
@@ -116,6 +116,7 @@ OF = {
     "app": "orders",
     "topic": "former",
     "table": "shop.events",
+    "key": "one column",
     "partitions": 4,
     "shard": [0, 2],
 }
