@@ -2,27 +2,12 @@
 
     bulk         where confluent-kafka keeps librdkafka's handle.
                  Self-check: the version, and librdkafka itself. Else: record by record.
-    packets      PyMySQL's socket.
-                 Self-check: its names, and a known answer. Else: PyMySQL's own cursor.
-    client_log   how librdkafka words its log.
+    bulk         how librdkafka words its log.
                  Self-check: each commit must show. Else: each commit is in doubt.
-
+    packets      PyMySQL's socket.
+                 Self-check: its names, and a known answer. Else: store.client_unknown.
     task_input   the stream of Spark's Python workers.
                  Self-check: it is found. Else: sink.spark_unknown.
 
-If a self-check fails or a switch is off, the result is the same but slower, or an error says so.
+If a self-check fails, the result is the same but slower, or an error says so.
 """
-
-from dataclasses import dataclass
-
-
-@dataclass
-class Switches:
-    """Which of them may be used; read at each use."""
-
-    bulk: bool = True
-    packets: bool = True
-    client_log: bool = True
-
-
-SWITCHES = Switches()

@@ -27,8 +27,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from eventpub.private_apis import SWITCHES
-
 if TYPE_CHECKING:
     from eventpub.sink.records import FixedEvents
 
@@ -161,7 +159,7 @@ def _text(text: str) -> Any:
 
 def bulk_of(producer: Any) -> Bulk | None:
     """The fast path into this producer; None if it is not known to be safe."""
-    library = _library() if SWITCHES.bulk else None
+    library = _library()
     if library is None or type(producer) is not Producer:
         return None
     handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__).value
@@ -239,9 +237,9 @@ class TransactionLog:
     @property
     def is_strange(self) -> bool:
         """After a commit: the log does not show it, so it proves nothing."""
-        return SWITCHES.client_log and not self._ends_sent
+        return not self._ends_sent
 
     @property
     def in_doubt(self) -> bool:
-        """Whether an `EndTxn` is unanswered, or that is unknown."""
-        return not SWITCHES.client_log or self._lost_answer or self._ends_sent > self._ends_answered
+        """Whether an `EndTxn` is unanswered."""
+        return self._lost_answer or self._ends_sent > self._ends_answered

@@ -2,7 +2,7 @@
 
 PyMySQL spends about 10 µs on a row of six columns. Reading the socket in large pieces and copying
 values a column at a time by numpy and Arrow takes 1.4 µs. It uses private names of PyMySQL's
-connection; if one is missing or a known answer is misread, PyMySQL's cursor reads the rows.
+connection; if one is missing or a known answer is misread, nothing is read.
 
 https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_query_response_text_resultset.html
 """
@@ -10,9 +10,7 @@ https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_query_respon
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from struct import Struct
 from types import SimpleNamespace
@@ -24,12 +22,9 @@ import pyarrow as pa
 import pymysql.err
 from pymysql.connections import Connection
 from pymysql.constants import COMMAND
-from pymysql.cursors import SSCursor
 from pymysql.protocol import MysqlPacket
 
-from eventpub.private_apis import SWITCHES
-
-log = logging.getLogger("eventpub.sources.mysql")
+from eventpub.errors import StoreError
 
 Columns = list["pa.Array[Any]"]
 """Rows, column by column, as the server's text (binary columns: their bytes)."""
@@ -46,10 +41,17 @@ def stream(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Colum
     """Run a SELECT and yield its rows in blocks of at most `rows` rows and about `size` bytes.
 
     A consumer that stops early must close the connection.
+
+    Raises:
+        StoreError: store.client_unknown
     """
-    if not (SWITCHES.packets and is_safe()):
-        yield from _stream_slowly(connection, sql, rows=rows, size=size)
-        return
+    if not is_safe():
+        raise StoreError(
+            "store.client_unknown",
+            f"rows cannot be read with PyMySQL {pymysql.__version__}: it differs from the versions"
+            " that this version of eventpub knows",
+            suggestion="install one that it knows: pip install 'pymysql[rsa]>=1.1,<2.3'",
+        )
     connection._execute_command(COMMAND.COM_QUERY, sql)
     width = connection._read_packet().read_length_encoded_integer()
     for _ in range(width + 1):  # skip the column definitions, which are known, and their end
@@ -69,46 +71,15 @@ _ANSWER = b"\x03\0\0\1\1a\xfb" + b"\x30\1\0\2\0\xfc\x2c\1" + b"x" * 300 + b"\5\0
 def is_safe() -> bool:
     """Whether PyMySQL has the private names, and a known answer is read correctly."""
     try:
-        found = all(hasattr(Connection, name) for name in _NAMES) and _known_answer() == _KNOWN
-    except Exception as error:
-        log.debug("a known answer cannot be read: %r", error)
-        found = False
-    if not found:
-        log.info("reading rows one by one: no fast path for PyMySQL %s", pymysql.__version__)
-    return found
+        return all(hasattr(Connection, name) for name in _NAMES) and _known_answer() == _KNOWN
+    except Exception:
+        return False
 
 
 def _known_answer() -> list[list[bytes | None]]:
     result = _Result(SimpleNamespace(_rfile=io.BytesIO(_ANSWER)), 2)
     (columns,) = result.blocks(10, 1 << 20)
     return [column.to_pylist() for column in columns] if result.ended else []
-
-
-def _stream_slowly(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Columns]:
-    converters, connection.decoders = connection.decoders, {}  # texts as they come
-    cursor = connection.cursor(SSCursor)
-    try:
-        cursor.execute(sql)
-        width = len(cursor.description)
-        block: list[list[bytes | None]] = []
-        length = 0
-        for row in cursor:
-            values = [v.encode(connection.encoding) if isinstance(v, str) else v for v in row]
-            block.append(values)
-            length += sum(len(value or b"") for value in values)
-            if len(block) >= rows or length >= size:
-                yield _transposed(block, width)
-                block, length = [], 0
-        if block:
-            yield _transposed(block, width)
-    finally:
-        connection.decoders = converters
-        with suppress(Exception):  # the connection may be closed by now
-            cursor.close()
-
-
-def _transposed(block: list[list[bytes | None]], width: int) -> Columns:
-    return [pa.array([row[number] for row in block], pa.binary()) for number in range(width)]
 
 
 class _Result:

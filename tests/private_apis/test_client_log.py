@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from eventpub.private_apis import SWITCHES
 from eventpub.private_apis.bulk import TransactionLog
 
 SENT = ("SEND", "[thrd:TxnCoordinator]: Sent EndTxnRequest (v1, 60 bytes @ 0, CorrId 9)")
@@ -38,14 +37,6 @@ def test_a_commit_whose_answer_was_lost_is_in_doubt(lines: tuple[tuple[str, str]
 
 def test_a_log_that_does_not_show_a_commit_proves_nothing() -> None:
     assert after(("SEND", "Sent EndTxn")).is_strange
-
-
-def test_each_commit_is_in_doubt_where_the_log_is_not_to_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(SWITCHES, "client_log", False)
-    log = after(SENT, ANSWERED)
-    assert (log.in_doubt, log.is_strange) == (True, False)
 
 
 def test_why_a_transaction_cannot_be_committed_is_the_first_reason() -> None:

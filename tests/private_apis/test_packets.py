@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventpub.private_apis import SWITCHES
+from eventpub.errors import StoreError
 from eventpub.private_apis import packets as packets_module
 from eventpub.private_apis.packets import _Result, is_safe, stream
 from tests.conftest import FreshDatabase
@@ -131,8 +131,13 @@ def test_the_installed_client_is_known() -> None:
     assert is_safe()
 
 
-def test_a_client_without_a_private_name_is_not_believed(unknown_client: None) -> None:
+def test_a_client_without_a_private_name_is_refused(unknown_client: None) -> None:
     assert not is_safe()
+    with pytest.raises(StoreError) as raised:
+        next(stream(None, "SELECT 1", rows=1, size=1))
+    assert raised.value.code == "store.client_unknown"
+    assert pymysql.__version__ in raised.value.message
+    assert "pip install" in str(raised.value.suggestion)
 
 
 def test_who_reads_a_known_answer_wrongly_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,12 +147,8 @@ def test_who_reads_a_known_answer_wrongly_is_not_believed(monkeypatch: pytest.Mo
     is_safe.cache_clear()
 
 
-@pytest.mark.parametrize("is_on", [True, False])
 @pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
-def test_a_real_server_agrees_with_pymysql(
-    database: FreshDatabase, is_on: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SWITCHES, "packets", is_on)
+def test_a_real_server_agrees_with_pymysql(database: FreshDatabase) -> None:
     sql = (
         "SELECT 1, NULL, '', 'Straße', X'00FF80', REPEAT('x', 300), REPEAT('y', 70000),"
         " TIMESTAMP '2026-01-02 03:04:05.000006', -9223372036854775807 UNION ALL"
@@ -166,19 +167,3 @@ def test_a_real_server_agrees_with_pymysql(
     for row in [*read, *expected]:
         row[7] = row[7][:19]  # PyMySQL leaves trailing zeros of a second out
     assert read == expected
-
-
-@pytest.mark.parametrize("database", ["mysql"], indirect=True)
-def test_who_reads_slowly_keeps_to_the_size_of_a_block_and_may_stop_early(
-    database: FreshDatabase, unknown_client: None
-) -> None:
-    sql = "SELECT REPEAT('x', 100) " + "UNION ALL SELECT REPEAT('x', 100) " * 9
-    with database.connect() as connection:
-        blocks_of = [len(c[0]) for c in stream(connection, sql, rows=4, size=1 << 20)]
-        assert blocks_of == [4, 4, 2]
-        assert [len(c[0]) for c in stream(connection, sql, rows=99, size=250)] == [3, 3, 3, 1]
-        next(read := stream(connection, sql, rows=1, size=1 << 20))
-        del read
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
-            assert cursor.fetchall() == ((1,),)

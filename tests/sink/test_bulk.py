@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.local.servers import Kafka
-from eventpub.private_apis import SWITCHES, bulk
+from eventpub.private_apis import bulk
 from eventpub.private_apis.bulk import Bulk, bulk_of
 from eventpub.sink import transaction
 from eventpub.sink.base import Content, RecordRefusedError
@@ -218,16 +218,6 @@ class TestOnABroker:
             (name, value.encode() if isinstance(value, str) else value)
             for name, value in expected.headers
         ]
-
-    def test_one_by_one_where_it_is_switched_off(
-        self, monkeypatch: pytest.MonkeyPatch, sink: config.Sink
-    ) -> None:
-        monkeypatch.setattr(SWITCHES, "bulk", False)
-        assert bulk_of(Producer({"bootstrap.servers": "127.0.0.1:1"})) is None
-        table = some_events(WHOLE, 1_000)
-        with ShardSink(Clients(sink), APP, WHOLE) as shard:
-            assert shard.publish(Content(table)).events == 1_000
-        assert_published_once(sink.bootstrap_servers, sink.topic, table)
 
     def test_one_by_one_where_the_client_is_not_known(
         self, unknown_client: None, sink: config.Sink
