@@ -188,7 +188,7 @@ def test_a_connection_that_was_closed_while_nobody_used_it_is_replaced(
 ) -> None:
     """As servers and proxies do with those that rest."""
     store = open_store(create(database))
-    monkeypatch.setattr("eventpub.sources.mysql.server.ASKED_AFTER", 0.5)
+    monkeypatch.setattr("eventpub.sources.mysql.server.IDLE_FOR", 0.5)
     assert store.now() > 0
     kill_connections(database)
     time.sleep(0.6)

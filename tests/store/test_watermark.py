@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pymysql.err
@@ -658,8 +659,7 @@ def test_where_a_server_has_no_locks_for_turns_nobody_takes_turns(
         raise pymysql.err.NotSupportedError(1235, "not supported by WSREP")
 
     monkeypatch.setattr(watermark, "run", refuse)
-    monkeypatch.setattr(watermark, "is_alive", lambda _: True)
-    own, connection = watermark.Turns(SYSTEM_CLOCK), None
+    own, connection = watermark.Turns(SYSTEM_CLOCK), SimpleNamespace(ping=lambda **_: None)
     own.pause(is_fresh=False)
     assert own.wait(cast(Any, connection)) is None
     assert own.pause(is_fresh=False) >= watermark.REFRESH

@@ -42,7 +42,6 @@ READ_TIMEOUT = 30
 
 _NO_LIMIT = 2**64 - 1
 
-_ANSWER_SECONDS = 1.0
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 60,  # s; NATs and load balancers drop idle connections after 240 to 900 s
     "TCP_KEEPALIVE": 60,  # macOS' name of it
@@ -165,19 +164,6 @@ def _open(place: str, arguments: Mapping[str, Any]) -> Connection:
     connection = _Connection(**arguments)
     _encrypted.add(place)
     return connection
-
-
-def is_alive(connection: Connection) -> bool:
-    """Whether the server answers; a connection dropped by a NAT gives no error."""
-    patience = connection._read_timeout  # type: ignore[attr-defined]
-    connection._read_timeout = _ANSWER_SECONDS  # type: ignore[attr-defined]
-    try:
-        connection.ping(reconnect=False)
-    except (pymysql.Error, OSError):
-        return False
-    finally:
-        connection._read_timeout = patience  # type: ignore[attr-defined]
-    return True
 
 
 def connect_for_reading(config: Store) -> Connection:

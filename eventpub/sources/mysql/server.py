@@ -24,7 +24,6 @@ from eventpub.sources.mysql.connection import (
     connect_for_reading,
     display_name,
     error_number,
-    is_alive,
     is_mariadb,
     mapped,
     run,
@@ -198,8 +197,8 @@ def _runs_replication(connection: Connection) -> bool:
     )
 
 
-ASKED_AFTER = 5.0
-"""Idle seconds after which a connection is pinged before use."""
+IDLE_FOR = 5.0
+"""Idle seconds after which one is replaced: a NAT may have dropped it, without an error."""
 
 KEPT_FOR = 30.0
 """Seconds after which a connection is replaced: its address may have moved."""
@@ -247,9 +246,6 @@ class Pool:
                 connection, made, used = self._idle.pop()
             except IndexError:
                 return None
-            if monotonic() - made > KEPT_FOR:
-                connection.close()
-                continue
-            if monotonic() - used <= ASKED_AFTER or is_alive(connection):
+            if monotonic() - made <= KEPT_FOR and monotonic() - used <= IDLE_FOR:
                 return connection, made
-            connection._force_close()  # type: ignore[attr-defined]
+            connection.close()

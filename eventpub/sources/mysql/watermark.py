@@ -24,7 +24,7 @@ from typing import Literal
 import pymysql.err
 
 from eventpub.config import Store
-from eventpub.sources.mysql.connection import Connection, is_alive, is_mariadb, run
+from eventpub.sources.mysql.connection import Connection, is_mariadb, run
 from eventpub.sources.mysql.open_transactions import (
     DAY,
     OPEN,
@@ -222,9 +222,11 @@ class Turns:
             return None
         try:
             [(is_free,)] = run(connection, f"SELECT GET_LOCK('{_LOCK}', 0)")
-        except pymysql.err.DatabaseError:
-            if not is_alive(connection):
-                raise
+        except pymysql.err.DatabaseError as error:
+            try:
+                connection.ping(reconnect=False)
+            except (pymysql.err.Error, OSError):
+                raise error from None
             self._are_possible = False  # a cluster may not support such locks
             return None
         if is_free:
