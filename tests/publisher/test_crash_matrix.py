@@ -255,6 +255,7 @@ class World:
             "app": app,
             "topic": self.topic,
             "table": f"{self.database.name}.events",
+            "key": "one column",
             **of_all,
         }
         with Index(path / "1-shards" / "0", identity) as index:
