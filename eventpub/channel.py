@@ -190,6 +190,7 @@ class Report:
         took: seconds to decide a micro-batch.
         latency, latency_sum: ages of events at commit, by `LATENCY_BOUNDS`; their sum in s.
         oldest: `create_time` of the oldest published event, of a micro-batch; None: it has none.
+        rows_in: the last micro-batch with rows to publish, up to this one; 0: none.
         index_bytes: None: not measured this time.
     """
 
@@ -227,6 +228,7 @@ class Report:
     latency: list[int] = field(default_factory=list)
     latency_sum: float = 0.0
     oldest: int | None = None
+    rows_in: int = 0
     index_bytes: int | None = None
 
 

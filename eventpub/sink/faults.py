@@ -334,8 +334,8 @@ def stalled(error: KafkaError, seconds: float) -> SinkError:
         f"this process was stalled, or the broker away, for so long ({seconds:.0f} s) that the"
         f" broker has aborted the transaction; nothing was published ({says(error)})",
         where="sink.transaction_timeout",
-        suggestion="nothing to do: the batch is retried; if this repeats, check whether the machine"
-        " or container is short of CPU or memory",
+        suggestion="nothing to do: the batch is retried; if this repeats, check whether machine or"
+        " container is short of CPU or memory, or raise sink.transaction_timeout",
         retriable=True,
     )
 

@@ -47,7 +47,8 @@ class Numbered:
 
     `query` is the id that Spark keeps in the checkpoint; `batch` and `task` count from 0.
     `is_repeated`: there may have been another attempt. `run` names this start of the query; "": a
-    start always divides rows as the one before.
+    start always divides rows as the one before. `after`: a batch that this task has published, and
+    that must be visible; -1: none, or unknown.
     """
 
     query: str
@@ -55,6 +56,7 @@ class Numbered:
     task: int
     is_repeated: bool = False
     run: str = ""
+    after: int = -1
 
     def marker(self) -> dict[str, Any]:
         """An empty marker: owner; the rows' digest, count, offsets and trailing refusals."""

@@ -36,13 +36,21 @@ from eventpub.sink.markers import (
     Numbered,
     Parts,
 )
-from eventpub.sink.missing_markers import Settling, note_written, require_none_left_open
+from eventpub.sink.missing_markers import (
+    Settling,
+    note_written,
+    require_none_left_open,
+    spans_of,
+    unseen,
+)
 from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import MARKER_TIMEOUT, list_offsets, open_below, partition_counts
 from eventpub.sink.transaction import TransactionWriter, fence_all
 from eventpub.times import Patience
 
-_REDO = REDO | {"sink.fenced", "sink.own_request_late", "sink.transaction_expired"}
+_REDO = REDO | {"sink.fenced", "sink.own_request_late"}
+_NOT_PASSING = {"sink.hanging_transaction", "sink.transaction_expired"}
+"""Retriable errors with which a task ends: the same rows are as likely to take as long again."""
 _MOST_REDOS = 8
 
 _CONFIRMED_WITHIN = 300.0
@@ -136,7 +144,7 @@ class NumberedSink:
                     self._clients.clock.sleep(_ENDED_WITHIN)
                     raise
                 redos += error.code in _REDO
-                is_passing = error.retriable and error.code != "sink.hanging_transaction"
+                is_passing = error.retriable and error.code not in _NOT_PASSING
                 if redos == _MOST_REDOS or not (error.code in _REDO or is_passing):
                     raise
                 patience.wait(error)
@@ -200,6 +208,8 @@ class NumberedSink:
             # the first marker also names the id's new owner
             if not parts.has_rows and (numbered.batch or number):
                 return Outcome(False, None)
+            if numbered.after >= 0:
+                self._require_visible(numbered, markers)
             if numbered.run:
                 self._wait_for_confirmed(numbered, markers)
             mine = (m["refused"] for key, m in markers if key == f"{self._id}/{number}")
@@ -244,8 +254,7 @@ class NumberedSink:
                     require_none_left_open(self._clients, self._id, own)
                 checked |= own
             yield batch
-            if not self._reads_back:
-                note_written(written, batch)
+            note_written(written, batch)
         digest, rows = parts.digest(), parts.rows
         marker |= {"digest": digest, "rows": rows, "written": written}
         marker["refused"] = refusals.in_a_row()[1]
@@ -254,6 +263,32 @@ class NumberedSink:
         yield last
         failpoint("after_marker")
         note_written(written, last)
+
+    def _require_visible(self, numbered: Numbered, markers: list[Marker]) -> None:
+        """Check that what this task published last is visible, before more is published.
+
+        A coordinator that has lost its decision aborts what it had committed, and so may an
+        operator.
+        """
+
+        key = f"{self._id}/{numbered.task}"
+
+        def last(markers: list[Marker]) -> dict[str, Any] | None:
+            found = (m for k, m in markers if k == key and m["batch"] >= numbered.after)
+            return next(found, None)
+
+        marker = last(markers) or last(self.markers.back_to(numbered.query, numbered.after))
+        spans = [] if marker is None else spans_of({numbered.task: marker})
+        written = {s.place: (s.first, s.end) for s in spans if s.place[0] == self._sink.topic}
+        if marker is None or unseen(self._clients, written):
+            self.markers.refuse(
+                "sink.not_visible",
+                f"batch {numbered.after} was published, and task {numbered.task} of it is not"
+                " visible any more: the broker has lost the commit, or an operator has aborted it;"
+                " nothing more was published",
+                suggestion="nothing to do: a new checkpoint reads topic and table from the start,"
+                " and publishes what is missing",
+            )
 
     def _wait_for_confirmed(self, numbered: Numbered, markers: list[Marker]) -> None:
         """Wait until each task published by an earlier run has found the same rows."""

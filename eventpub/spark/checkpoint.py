@@ -14,7 +14,7 @@ from eventpub.errors import EventpubError, SinkError
 from eventpub.publisher.prepare import Prepared
 from eventpub.sink.numbered import NumberedSink
 from eventpub.spark.journal import Journals
-from eventpub.spark.options import Plan, Publisher
+from eventpub.spark.options import FIRST_BYTES, Plan, Publisher
 from eventpub.spark.place import Place
 from eventpub.state import StateDir
 
@@ -37,8 +37,8 @@ class Checkpoints:
     def sink(self) -> NumberedSink:
         return NumberedSink(self._prepared.assignment.parts.clients, self._config.app.id)
 
-    def chosen(self, *, is_new: bool) -> Publisher:
-        """The checkpoint to continue with, or a new one if `is_new`."""
+    def chosen(self, most_bytes: int) -> Publisher:
+        """The checkpoint to continue with, or a new one if `most_bytes`, of its first batch."""
         config, begin = self._config, self._prepared.start_state
         location = config.state.location or str(self._state.root / "shared")
         known = self._state.read(self._state.query_file) or {}
@@ -56,7 +56,7 @@ class Checkpoints:
         name, topics = str(known.get("query", "")), known.get("topics", {})
         remade = {t for t, id_ in self._prepared.topics.items() if topics.get(t, id_) != id_}
         is_same = (progress.get("engine"), progress.get("query")) == ("spark", name)
-        is_same &= config.sink.topic not in remade and not is_new
+        is_same &= config.sink.topic not in remade and not most_bytes
         is_same &= all(known.get(n) == belongs[n] for n in belongs if n != "topics")
         if is_same and self._goes_on(name, location):
             for topic in sorted(remade):  # a side topic, on which nothing depends
@@ -82,6 +82,7 @@ class Checkpoints:
             newest=begin.newest,
             server=begin.server,
             unpublished_since=begin.hidden_since,
+            most_bytes=most_bytes or FIRST_BYTES,
         )
         self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
         if former:

@@ -139,7 +139,7 @@ class Journals:
             if before is not None or plan.batch == 1:
                 at = max(plan.start or 0, plan.begin)
                 was = Report(shard, position=at, low=at) if before is None else before["report"]
-                names = ("position", "low", "hidden_since", "holds", "next_due")
+                names = ("position", "low", "hidden_since", "holds", "next_due", "rows_in")
                 report = Report(
                     shard,
                     done=plan.batch,

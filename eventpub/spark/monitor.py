@@ -109,13 +109,16 @@ class Monitor(Overview):
             shard.has_begun = True
         self.remember()
 
-    def look(self, query: Any, now: float) -> EventpubError | None:
-        """Process new batches and events; returns the topic's error, if any."""
+    def look(self, last: Any, now: float) -> EventpubError | None:
+        """Process new batches and events; returns the topic's error, if any.
+
+        `last`: the query's last progress, None without one.
+        """
         self.see(e.Tick(), now)
         self._take_notes(now)
-        if query is not None:
-            with suppress(Exception):  # if Spark is gone, the owner notices
-                self._take(query, now)
+        if last is not None:
+            with suppress(Exception):  # a location that is away: tasks report it
+                self._take(last, now)
         while not self._events.empty():
             self._observe(self._events.get(), now)
         self.requests.send(is_paused=self.pauses.is_paused)
@@ -128,12 +131,9 @@ class Monitor(Overview):
             self._execute(command)
         return self._of_topic
 
-    def _take(self, query: Any, now: float) -> None:
+    def _take(self, last: Any, now: float) -> None:
         if not self.health.is_away("boundary"):
             self.health.set("boundary", "ok", "", now)
-        last = query.lastProgress
-        if last is None:
-            return
         offset = last.sources[0].endOffset
         plan = Plan.from_offset(json.loads(offset) if isinstance(offset, str) else offset)
         self._take_upto(plan.batch, now)

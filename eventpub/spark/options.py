@@ -37,7 +37,10 @@ _REQUIRED = {
     "kafka.bootstrap.servers": "set it to the brokers, host:port, with commas between",
 }
 
-FIRST_BYTES = 8 << 20
+_TUPLES = ("buckets", "requests", "answered", "rows_in")
+"""Fields of a plan that JSON has as lists."""
+
+LEAST_BYTES, FIRST_BYTES = 1 << 20, 8 << 20
 """For a task of the first batch; see `Plan.most_bytes`."""
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -77,6 +80,7 @@ class Plan:
         read_as: see `Layout.read_as`; "": unknown.
         most_bytes: after so many bytes of rows a task leaves the rest of its window to the next
             batch.
+        rows_in: by shard, see `channel.Report`, of the batch before.
         snapshot: the shards keep snapshots of their indexes.
         requests: by the fields of `channel.Request`.
         answered: ids of recent requests, not to be repeated.
@@ -98,6 +102,7 @@ class Plan:
     server: str = ""
     read_as: str = ""
     most_bytes: int = FIRST_BYTES
+    rows_in: tuple[int, ...] = ()
     snapshot: bool = False
     requests: tuple[dict[str, Any], ...] = ()
     answered: tuple[str, ...] = ()
@@ -116,7 +121,7 @@ class Plan:
                 suggestion="install the version that wrote it; or start with a new checkpoint",
             )
         newest = offset.get("newest")
-        tuples = {n: tuple(offset.get(n, ())) for n in ("buckets", "requests", "answered")}
+        tuples = {n: tuple(offset.get(n, ())) for n in _TUPLES}
         return cls(**offset | tuples | {"newest": None if newest is None else tuple(newest)})
 
 

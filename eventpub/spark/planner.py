@@ -25,7 +25,7 @@ from eventpub.shard.assignment import Assignment, real_parts
 from eventpub.sources.mysql import Layout
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import of_one_batch
-from eventpub.spark.options import Plan
+from eventpub.spark.options import LEAST_BYTES, Plan
 
 if TYPE_CHECKING:
     from eventpub.spark.driver import Observed
@@ -38,7 +38,8 @@ _MOST_PAGES = 4
 _LARGEST_PAGE = 200_000
 """Window size in rows up to which shards read it without first splitting it."""
 
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
+_MOST_BYTES, _MOST_OF_USERS = 64 << 20, 16 << 20
+"""Of a task; a query of a user cannot be given a new checkpoint if its broker becomes slow."""
 _SLOW, _GROWTH = 15.0, 4
 """Duration of a batch, s, above which the next gets half as many bytes, or a quarter of the
 transaction's time-out; below a quarter of it, a full batch is followed by one of four times as
@@ -174,6 +175,7 @@ class Planner:
             server=self._observed.progress.server,
             read_as=self.layout.read_as,
             most_bytes=most_bytes,
+            rows_in=tuple(report.rows_in for report in self._reports),
             snapshot=snapshot,
             requests=tuple(asdict(request) for request in requests),
             answered=tuple(answered[-_KEPT_ANSWERED:]),
@@ -185,9 +187,10 @@ class Planner:
         if slow / _GROWTH < took < self._trigger + 1:  # may include the wait for Spark's trigger
             took = max((report.took for report in self._reports), default=0.0)
         if took > slow:
-            return max(last.most_bytes // 2, _LEAST_BYTES)
+            return max(last.most_bytes // 2, LEAST_BYTES)
         if is_cut and 0 < took < slow / _GROWTH:
-            return min(_GROWTH * last.most_bytes, _MOST_BYTES)
+            most = _MOST_BYTES if self._observed.is_of_publisher else _MOST_OF_USERS
+            return min(_GROWTH * last.most_bytes, most)
         return last.most_bytes
 
     # -- what is known ----------------------------------------------------------------------------
@@ -275,9 +278,13 @@ class Planner:
         positions = [report.position for report in self._reports]
         position, reached = min(positions), max(*positions, last.upto)
         hidden = last.unpublished_since
-        count = recounting.next_count(result.now, position, reached, hidden, now)
-        if count is not None:
-            self._do_count(count, recounting)
+        # late buckets are counted only if no other is due, and the next plan may be far away
+        until = now + _LONGEST_PAUSE
+        while (
+            count := recounting.next_count(result.now, position, reached, hidden, self._clock())
+        ) is not None:
+            if not self._do_count(count, recounting) or self._clock() > until:
+                return
 
     def _do_count(self, count: Count, recounting: Recounting) -> bool:
         """Have the database count; on failure, fewer buckets next time."""

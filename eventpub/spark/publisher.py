@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -14,7 +15,7 @@ import structlog
 from eventpub.coordinator.events import CheckTopic, PauseAsked
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.status import shown
-from eventpub.errors import EventpubError
+from eventpub.errors import EventpubError, StateError
 from eventpub.ops.pages import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
@@ -22,8 +23,10 @@ from eventpub.publisher.publisher import pause
 from eventpub.sink.transaction import fence_all
 from eventpub.spark.checkpoint import HANGING, Checkpoints
 from eventpub.spark.monitor import Monitor
+from eventpub.spark.options import FIRST_BYTES, LEAST_BYTES
 from eventpub.spark.session import (
     Spark,
+    Watched,
     error_of,
     ignoring,
     require_java,
@@ -46,20 +49,31 @@ _STOPS_WITHIN = 3.5
 _STOPS_AT_LAST = 30.0
 """Seconds before Spark is restarted if a paused query does not end."""
 
+_FROZEN_AFTER = 60.0
+"""Seconds without an answer after which Spark's process is killed."""
+
 _STOPS_WITHOUT_BROKER = 1.0
 """Seconds for each of two last requests to the broker; the next start repeats them."""
+
+NOT_VISIBLE = "sink.not_visible"
+"""Records that were published are lost, however old: the table is read from the start."""
+
+TOO_LARGE = "sink.transaction_expired"
+"""A decided batch, larger than what the broker takes within a transaction: smaller ones follow."""
 
 _OF_THE_CHECKPOINT = {
     "sink.batch_changed",
     "sink.checkpoint_behind",
     "sink.markers_gone",
+    NOT_VISIBLE,
+    TOO_LARGE,
     "state.journal_missing",
     "state.journal_damaged",
     "state.ahead",
     "state.checkpoint_version",
     "store.rows_gone",
 }
-_MAYBE_OF_THE_CHECKPOINT = {"shard.failed", "index.corrupt", "sink.transaction_expired"}
+_MAYBE_OF_THE_CHECKPOINT = {"shard.failed", "index.corrupt"}
 """Errors that a new checkpoint fixes, and errors that it may fix if they recur at once."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
@@ -84,15 +98,19 @@ class SparkPublisher(Run):
 
     def _publish(self, prepared: Prepared) -> Progress:
         """Replace a damaged checkpoint, as after a power failure: the topic has all it needs."""
-        replaces, now = False, self._available_now
+        most_bytes, now = 0, self._available_now
         next_one: Prepared | None = prepared
         while next_one is not None:
             try:
-                with Query(self._spark, next_one, now, replaces) as query:
+                with Query(self._spark, next_one, now, most_bytes) as query:
                     return query.run(self._on_progress, lambda: self._stopped_by)
-            except _UnusableError:
-                replaces = True
+            except _UnusableError as unusable:
+                is_too_large = str(unusable) == TOO_LARGE
+                most_bytes = max(LEAST_BYTES, (most_bytes or FIRST_BYTES) >> is_too_large)
                 next_one = self._prepare_again()
+                if next_one is not None and str(unusable) == NOT_VISIBLE:
+                    begin = next_one.start_state
+                    next_one = replace(next_one, start_state=replace(begin, low=begin.start))
         return Progress(stopped_by=self._stopped_by)
 
     def _prepare_again(self) -> Prepared | None:
@@ -116,21 +134,22 @@ class Query:
     """The query, its pages and its Spark session; a context manager."""
 
     def __init__(
-        self, spark: Spark, prepared: Prepared, available_now: bool, replaces_checkpoint: bool
+        self, spark: Spark, prepared: Prepared, available_now: bool, most_bytes: int
     ) -> None:
+        """`most_bytes`: of the first batch of a checkpoint that replaces another; 0: none does."""
         config, state = spark.config, spark.state
         self._config, self._state, self._prepared = config, state, prepared
         self._spark = spark
         self._available_now = available_now
-        self._replaces_checkpoint = replaces_checkpoint
+        self._replaces_checkpoint = most_bytes > 0
         self._pauses: queue.SimpleQueue[PauseAsked] = queue.SimpleQueue()
         self._checkpoints = Checkpoints(config, state, prepared)
-        self._publisher = self._checkpoints.chosen(is_new=replaces_checkpoint)
+        self._publisher = self._checkpoints.chosen(most_bytes)
         self.monitor = Monitor(config, state, prepared, self._publisher)
         self.status, self.ask = self.monitor.status, self.monitor.ask
         self.withdraw = self.monitor.withdraw
         self._pages = Pages(config, self, state)
-        self._query: Any = None
+        self._query: Watched | None = None
         self._starting: threading.Thread | None = None
         self._stopping: threading.Thread | None = None
         self._start_error: EventpubError | None = None
@@ -171,7 +190,7 @@ class Query:
             now = time.monotonic()
             self._take_pauses(now)
             error: EventpubError | None = None
-            query: Any = None
+            query: Watched | None = None
             if self._starting is not None:
                 if not self._starting.is_alive():
                     self._starting, error = None, self._start_error
@@ -180,14 +199,13 @@ class Query:
             elif self._query is None and not pauses.is_paused and now >= start_at:
                 self._starting = threading.Thread(target=self._try_to_start, daemon=True)
                 self._starting.start()
-            elif self._query is not None and not self._query.isActive:
-                error = self._why_it_ended()
-                query, self._query = self._query, None
-                if error is None:
+            else:
+                query, error = self._ended(now)
+                if query is not None and error is None:
                     self.monitor.ended()
                     break
             if error is not None:
-                self.monitor.look(query, now)  # the last batches
+                self.monitor.look(query and query.last, now)  # the last batches
                 if self.monitor.well_for(now) > _WELL_AFTER:
                     wait, failures = _FIRST_WAIT, 0
                 failures += 1
@@ -221,13 +239,14 @@ class Query:
         was_well = self.monitor.well_for(now) > 0
         fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1 and not was_well
         is_of_it = fails_at_once or error.code in {HANGING, *_OF_THE_CHECKPOINT}
+        # another one only once the last has helped, or to become smaller still
         self._replaces_checkpoint = self._replaces_checkpoint and not was_well
-        if is_of_it and not self._replaces_checkpoint:  # which must have helped
+        if is_of_it and (error.code == TOO_LARGE or not self._replaces_checkpoint):
             log.warning("the checkpoint cannot be used; starting a new one", error=str(error))
-            raise _UnusableError
+            raise _UnusableError(error.code)
 
     def _look(self, now: float) -> None:
-        error = self.monitor.look(self._query, now)
+        error = self.monitor.look(self._query and self._query.last, now)
         if error is not None and error.code == HANGING:
             self._require_usable(error, 1, now)
         if error is not None and self.monitor.failures.of_command(CheckTopic({}), error, now):
@@ -263,20 +282,29 @@ class Query:
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
         if self.monitor.pauses.is_paused:
             return
-        query = writer.start()
+        query = Watched(writer.start())
         self.monitor.started(session)
         self._query = query
 
-    def _why_it_ended(self) -> EventpubError | None:
+    def _ended(self, now: float) -> tuple[Watched | None, EventpubError | None]:
+        """The query if it has ended, and why; no error: it is over."""
+        query = self._query
+        if query is None or (query.is_active and now - query.at <= _FROZEN_AFTER):
+            return None, None
+        self._query = None
+        if query.is_active:
+            self._spark.end(kills=True)
+            return query, _frozen(now - query.at)
         with suppress(Exception):
-            failed = self._query.exception()
-            return None if failed is None else error_of(failed)
-        return error_of(RuntimeError("Spark's process has ended"))
+            failed = query.query.exception()
+            return query, None if failed is None else error_of(failed)
+        return query, error_of(RuntimeError("Spark's process has ended"))
 
     def _stop_query(self) -> None:
-        query, self._query = self._query, None
-        if query is None:
+        watched, self._query = self._query, None
+        if watched is None:
             return
+        query = watched.query
 
         def stop() -> None:
             until = time.monotonic() + _BATCH_ENDS_WITHIN
@@ -287,7 +315,8 @@ class Query:
         self._stopping = threading.Thread(target=lambda: ignoring(stop), daemon=True)
         self._stopping.start()
         self._stopping.join(_STOPS_WITHIN)
-        self.monitor.look(query, time.monotonic())  # the last batches
+        watched.wait(_LOOKS_EVERY)
+        self.monitor.look(watched.last, time.monotonic())  # the last batches
 
     # -- what others ask --------------------------------------------------------------------------
 
@@ -306,6 +335,16 @@ class Query:
                 self._stop_query()
             self.monitor.show(now)  # before the reply
             self.monitor.remember()
+
+
+def _frozen(seconds: float) -> EventpubError:
+    return StateError(
+        "shard.failed",
+        f"Spark's process has not answered for {seconds:.0f} s, and was ended",
+        suggestion="nothing to do: it is started again; if this repeats, give it more memory"
+        " (spark.driver.memory in [spark.properties])",
+        retriable=True,
+    )
 
 
 def _try_to(do: Callable[[], object]) -> None:

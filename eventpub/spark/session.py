@@ -10,6 +10,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,6 +26,9 @@ from eventpub.state_files import disk_full, is_disk_full
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_ASKED_EVERY = 0.1
+"""Seconds between questions to Spark about a query."""
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
@@ -78,12 +82,45 @@ class Spark:
     def is_alive(self) -> bool:
         return self._started is not None and is_alive(self._started.result())
 
-    def end(self) -> None:
+    def end(self, *, kills: bool = False) -> None:
         """End Spark; one that is still starting ends when it has, or with this process."""
         started, self._started = self._started, None
         if started is not None:
-            is_local = self.config.spark.master.startswith("local")
-            started.add_done_callback(lambda _: end_session(is_local=is_local))
+            kills = kills or self.config.spark.master.startswith("local")
+            started.add_done_callback(lambda _: end_session(kills=kills))
+
+
+class Watched:
+    """A query, and what Spark last said of it: a frozen JVM answers nobody, so a thread asks.
+
+    Attributes:
+        last: its `lastProgress`.
+        is_active: False also once Spark's process has ended.
+        at: when Spark has last answered, monotonic s.
+    """
+
+    def __init__(self, query: Any) -> None:
+        self.query = query
+        self.last: Any = None
+        self.is_active = True
+        self.at = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        is_active = True
+        while is_active:
+            time.sleep(_ASKED_EVERY)
+            is_active = False
+            with suppress(Exception):
+                is_active = self.query.isActive
+                self.last = self.query.lastProgress
+            self.at = time.monotonic()
+        self.is_active = False
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended and its last progress is known."""
+        self._thread.join(seconds)
 
 
 def new_session(config: Config, state: StateDir) -> SparkSession:
@@ -186,14 +223,14 @@ def _as_arguments(options: str) -> str:
     return "".join(f'"{option}"\n' for option in quoted)
 
 
-def end_session(*, is_local: bool) -> None:
-    """End Spark; kill a local process, since an orderly stop takes a second."""
+def end_session(*, kills: bool) -> None:
+    """End Spark; a local or frozen process is killed, since an orderly stop takes a second."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     gateway: Any = SparkContext._gateway
     process = getattr(gateway, "proc", None)
-    if is_local and process is not None:
+    if kills and process is not None:
         process.kill()
         process.wait()
         ignoring(gateway.shutdown)

@@ -6,6 +6,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -43,7 +44,7 @@ def publish(
     parts = _Parts(batches, options, sink, is_source=is_source, has_written=numbered.batch > 0)
     if not (parts.has_rows or numbered.is_repeated) and (numbered.batch or numbered.task):
         return Published(0, False, numbered.task)
-    done = sink.publish(numbered, parts)
+    done = sink.publish(replace(numbered, after=parts.rows_in - 1), parts)
     refused = parts.refused() if done.is_new else ()
     return Published(parts.rows, done.is_new, numbered.task, refused, done.marker)
 

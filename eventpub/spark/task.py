@@ -116,6 +116,7 @@ class Task:
         self._plan = part.plan
         self._number = part.shard
         self._layout = part.layout
+        self._rows_in = part.plan.rows_in[part.shard] if part.plan.rows_in else 0
         self._parts = real_parts(options.config)
         self._place = Place(options.state)
         self._journals = Journals(self._place, part.plan.query)
@@ -154,7 +155,7 @@ class Task:
 
     def _yielded(self, tables: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
         if self._options.publisher is not None:
-            return grouped(tables)
+            return grouped(tables, self._rows_in)
         return batches(tables, all_rows=self._options.all_rows)
 
     # -- the first attempt ------------------------------------------------------------------------
@@ -196,6 +197,7 @@ class Task:
             published: Any = keys.filter(pc.invert(are("skip", keys)))["create_time"]
             oldest = pc.min(published).as_py()
             report = replace(report, buckets=counts, done=plan.batch, took=took, oldest=oldest)
+            report.rows_in = plan.batch if keys.num_rows else self._rows_in
             journal = Journal(report, keys, index.end_batch(plan.batch))
             failpoint("before_journal")
             if self._journals.create(plan.batch, self._number, journal):

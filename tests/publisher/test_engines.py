@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import FreshDatabase
@@ -89,6 +91,40 @@ def test_status_requests_and_pause_are_answered(
     began = time.monotonic()
     assert publisher.stop() == 143
     assert time.monotonic() - began < 60
+
+
+def test_a_spark_that_dies_is_started_again_and_a_frozen_one_keeps_nobody_from_stopping(
+    new_publisher: NewPublisher, database: FreshDatabase
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, read=READ, **SPARK)
+
+    def jvm() -> psutil.Process:
+        [found] = [p for p in publisher.family() if p.name() == "java"]
+        return found
+
+    publisher.start()
+    commit(database, "a", 1)
+    publisher.until_published("a", [1], timeout=180)
+    jvm().kill()  # as when memory runs out
+    commit(database, "a", 2)
+    publisher.until_published("a", [1, 2], timeout=180)
+    assert "Spark's process has ended" in publisher.log.read_text()
+    frozen = jvm()
+    frozen.suspend()
+    try:
+        time.sleep(2)
+        began = time.monotonic()
+        assert publisher.stop() == 143
+        assert time.monotonic() - began < 20
+        assert not frozen.is_running() or frozen.status() == psutil.STATUS_ZOMBIE
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            frozen.resume()
+    commit(database, "a", 3)
+    publisher.start()
+    publisher.until_published("a", [1, 2, 3], timeout=180)
+    eventually(lambda: publisher.command("verify").returncode == 0, 60)
 
 
 @pytest.mark.parametrize("first", ["threads", "spark"])

@@ -71,6 +71,26 @@ def test_one_checkpoint_follows_another_only_where_it_has_helped(
         Query._require_usable(query, HANGING, 1, 0.0)
 
 
+def test_a_batch_that_is_too_large_is_followed_by_smaller_and_smaller_ones() -> None:
+    query: Any = SimpleNamespace(_replaces_checkpoint=True)
+    query.monitor = SimpleNamespace(well_for=lambda _: 0.0)
+    too_large = SinkError("sink.transaction_expired", "…", retriable=True)
+    with pytest.raises(_UnusableError, match=r"sink\.transaction_expired"):
+        Query._require_usable(query, too_large, 1, 0.0)
+
+
+def test_a_spark_that_does_not_answer_is_ended() -> None:
+    ended: list[bool] = []
+    spark = SimpleNamespace(end=lambda *, kills: ended.append(kills))
+    query: Any = SimpleNamespace(_spark=spark, _query=SimpleNamespace(is_active=True, at=100.0))
+    assert Query._ended(query, 150.0) == (None, None)
+    watched, error = Query._ended(query, 170.0)
+    assert watched is not None
+    assert error is not None
+    assert error.retriable
+    assert (ended, query._query) == ([True], None)
+
+
 def test_a_checkpoint_whose_markers_are_hidden_does_not_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -109,6 +109,7 @@ def commit(database: FreshDatabase, *versions: int) -> None:
         cursor.connection.commit()
 
 
+@pytest.mark.engines("threads", "here")
 @pytest.mark.parametrize("how", ["operator", "coordinator", "running"])
 def test_a_commit_that_becomes_an_abort_is_published_again(
     how: str, own_kafka: Kafka, database: FreshDatabase, tmp_path: Path

@@ -378,11 +378,14 @@ class TestFencing:
     ) -> None:
         batches = [some_events(WHOLE, 20, version) for version in range(1, 400, 10)]
         refused: list[str] = []
+        have_begun = threading.Barrier(2, timeout=60)
 
         def run() -> None:
             way = Way(proxied)
-            with contextlib.suppress(SinkError):
-                for rows in batches:
+            with contextlib.suppress(SinkError, threading.BrokenBarrierError):
+                for number, rows in enumerate(batches):
+                    if number == 1:  # else one may have done all before the other has begun
+                        have_begun.wait()
                     way.publish(rows)
             refused.extend(way.told)
             way.close()

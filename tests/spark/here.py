@@ -185,7 +185,7 @@ def main() -> int:
         patch("eventpub.spark.session.new_session", new_session),
         patch("eventpub.spark.session.make_active", lambda _: None),
         patch("eventpub.spark.session.is_alive", lambda session: session is not None),
-        patch("eventpub.spark.session.end_session", lambda **_: None),
+        patch("eventpub.spark.session.end_session", lambda *, kills: None),
         patch("eventpub.spark.sink_task.TaskContext", context),
         patch("eventpub.spark.rows.require_whole_input", lambda: None),
         patch("eventpub.spark.source.collect_no_imports", lambda: None),

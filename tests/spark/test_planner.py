@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from eventpub.admission.model import bucket_of
 from eventpub.channel import Report, Request
 from eventpub.config import App, Config, Read, Recount, Run, Sink, Spark, Store
+from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import EventStore
 from eventpub.spark.driver import Observed
@@ -171,6 +172,26 @@ def test_a_comparison_is_planned_again_until_it_is_done(
     assert fourth is None or fourth.comparison > third.comparison or not fourth.buckets
 
 
+def test_one_plan_counts_all_that_is_due(
+    database: FreshDatabase, played: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is late is counted after what is due: with a second between plans that never came."""
+    shown = played()
+    first = shown.planner.next(Plan("q", upto=now(database) - HOUR))
+    assert first is not None
+    shown.done(first)
+    due, counted = ["in turn", "late"], list[object]()
+    monkeypatch.setattr(Recounting, "next_count", lambda *_: due.pop(0) if due else None)
+
+    def count(_: object, asked: object, __: object) -> bool:
+        counted.append(asked)
+        return True
+
+    monkeypatch.setattr(Planner, "_do_count", count)
+    shown.planner.next(first)
+    assert counted == ["in turn", "late"]
+
+
 class TestTheSizeOfABatch:
     """After a quick batch the next may have four times as many bytes, after a slow one half."""
 
@@ -222,7 +243,7 @@ class TestTheSizeOfABatch:
         self, database: FreshDatabase, played: Make
     ) -> None:
         found = self.sizes(database, played, [(60.0, 2.0), (60.0, 16.0), (60.0, 9.0)])
-        assert found == [4 * FIRST_BYTES, 2 * FIRST_BYTES, 2 * FIRST_BYTES]
+        assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES]
 
 
 def test_a_window_is_a_page_from_where_the_batch_before_ended(

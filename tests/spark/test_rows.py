@@ -31,7 +31,7 @@ def table(rows: int, payload: int = 10) -> pa.Table:
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 20_000, 45_001])
 def test_what_was_grouped_comes_back(rows: int) -> None:
     given = [table(rows), table(3)]
-    batches = list(grouped(given))
+    batches = list(grouped(given, 0))
     assert sum(batch.num_rows for batch in batches) == rows + 3, "Spark counts each event"
     assert max(batch.num_rows for batch in batches) <= 20_000
     for batch in batches:
@@ -42,7 +42,7 @@ def test_what_was_grouped_comes_back(rows: int) -> None:
 
 def test_however_spark_cuts_them() -> None:
     given = [table(2_000, 9_000), table(100), table(1, 6 << 20)]
-    whole = pa.Table.from_batches(list(grouped(given))).combine_chunks()
+    whole = pa.Table.from_batches(list(grouped(given, 0))).combine_chunks()
     for size in (1, 700, 20_000):
         batches = whole.to_batches(max_chunksize=size)
         found = list(ungrouped(iter(batches)))
@@ -50,7 +50,7 @@ def test_however_spark_cuts_them() -> None:
 
 
 def test_a_group_has_some_megabytes() -> None:
-    sizes = [len(batch.column(GROUP)[0].as_py()) for batch in grouped([table(3_000, 9_000)])]
+    sizes = [len(batch.column(GROUP)[0].as_py()) for batch in grouped([table(3_000, 9_000)], 0)]
     assert 5 <= len(sizes) <= 9
     assert max(sizes) < 5 << 20
-    assert [len(b.column(GROUP)) for b in grouped([table(2, 9 << 20)])] == [1, 1]
+    assert [len(b.column(GROUP)) for b in grouped([table(2, 9 << 20)], 0)] == [1, 1]
