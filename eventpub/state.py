@@ -2,16 +2,17 @@
 
 eventpub.lock   held by the running publisher; has its process id; marks the folder as ours
 publisher.sock  where the running publisher answers commands (HTTP)
-start.json      owner of the state (application, topic, table), the resolved start position, which
-                progress.json repeats, and the number of the run, which grows with every start
+start.json      owner of the state (application, topic, table) and the resolved start position;
+                run.json and progress.json repeat it
 status.json     the last status, for `eventpub status` when no publisher runs
+run.json        number of the run; grows with every start
 progress.json   position and pending work, as last reported by the shards
 requests/       requests of `eventpub gaps retry --later` and `skip --later` for the next publisher
 index/          one folder per shard, per number of shards
 spark/          Spark's scratch files
 spark.log       output of Spark and its workers
 
-start.json, progress.json and requests are synced, yet a start works without any of them
+start.json, run.json, progress.json and requests are synced, yet a start works without any of them
 (see `publisher.prepare`). Only the publisher's user has access: the files hold ids and, in spark/,
 possibly payloads.
 """
@@ -58,8 +59,9 @@ class StateDir:
         self.socket_file = self.root / "publisher.sock"
         self.progress_file = self.root / "progress.json"
         self.start_file = self.root / "start.json"
+        self.run_file = self.root / "run.json"
         self.status_file = self.root / "status.json"
-        self._files = (self.start_file, self.progress_file, self.status_file)
+        self._files = (self.start_file, self.run_file, self.progress_file, self.status_file)
         self.query_file = self.root / "query.json"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
@@ -98,7 +100,8 @@ class StateDir:
             )
 
     def identities(self) -> list[dict[str, Any]]:
-        starts = [self.read(self.start_file), (self.read(self.progress_file) or {}).get("start")]
+        starts = [self.read(self.start_file)]
+        starts += [(self.read(f) or {}).get("start") for f in (self.run_file, self.progress_file)]
         found = [start.get("of") for start in starts if isinstance(start, dict)]
         return [of for of in found if isinstance(of, dict)]
 

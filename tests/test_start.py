@@ -20,10 +20,9 @@ from eventpub.index import Index
 from eventpub.index.database import ROCKSDB
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.publisher import run
-from eventpub.publisher.prepare import _start, _take_over, former_shards
+from eventpub.publisher.prepare import _begin_run, kept_progress
 from eventpub.publisher.publisher import CommandRunner
 from eventpub.publisher.workers import Worker
-from eventpub.shard.assignment import real_parts
 from eventpub.state import StateDir
 from tests.ops.served import Source, running
 
@@ -41,44 +40,25 @@ def config_in(state: Path) -> Config:
 
 def test_each_start_has_a_larger_number_even_where_the_clock_went_back(tmp_path: Path) -> None:
     """By it a runner of a former one is told apart, wherever it has stalled."""
-    state, parts = StateDir(tmp_path), real_parts(config_in(tmp_path))
-
-    def run_at(now: int) -> int:
-        return int(_start(config_in(tmp_path), state, parts, lambda: now)["run"])
-
-    state.write(state.start_file, {"position": 0, "of": {}})
-    state.write(state.progress_file, {"run": 0})
-    runs = [run_at(now) for now in (2_000, 1_000, 3_000)]
+    runs = [_begin_run(StateDir(tmp_path), {}, now) for now in (2_000, 1_000, 3_000)]
     assert runs == sorted(set(runs))
-    state.start_file.unlink()
-    state.write(state.progress_file, {"run": 9_000, "start": {"position": 0, "of": {}}})
-    assert run_at(4_000) > 9_000, "what one file has lost another says"
-
-
-def test_without_progress_json_the_indexes_tell_the_number_of_shards(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
-    assert former_shards(state, {}, 4, ROCKSDB) == 4
-    for number in range(2):
+    state.run_file.unlink()
+    state.write(state.progress_file, {"run": 9_000})
+    assert _begin_run(state, {}, 4_000) > 9_000, "what one file has lost another says"
+
+
+def test_a21_without_progress_json_a_day_below_the_position_is_counted(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    for number, position in enumerate([5 * DAY, 4 * DAY]):
         with Index(state.shard_index(2, number), {}) as index:
             index.begin(None)
-            index.record(Decision(EVENTS.empty_table()), {("events", number): 1}, DAY)
-    state.shard_index(4, 0).mkdir(parents=True)  # of a run that was killed as it began
-    assert former_shards(state, {}, 4, ROCKSDB) == 2
-    assert former_shards(state, {"shards": 3}, 4, ROCKSDB) == 3
-
-
-@pytest.mark.parametrize("before", [{}, {"partitions": 2, "numbers": []}])
-def test_indexes_of_fewer_partitions_are_kept_for_those_that_take_them_over(
-    tmp_path: Path, before: dict[str, Any]
-) -> None:
-    state = StateDir(tmp_path)
-    with Index(state.shard_index(1, 0), {"partitions": 2}) as index:
-        index.begin(None)
-        index.record(Decision(EVENTS.empty_table()), {("events", 0): 1}, DAY)
-    topics: Any = SimpleNamespace(partitions=4, is_placed=True)
-    assert _take_over(state, before, 1, topics, ROCKSDB) == ([2], False)
-    assert state.former_indexes() == (state.index / "former-2" / "0",)
-    assert _take_over(state, {"partitions": 4}, 1, topics, ROCKSDB) == ([], True)
+            index.record(Decision(EVENTS.empty_table()), {}, position)
+    found = kept_progress(state, 2, 0, ROCKSDB)
+    assert found["position"] == 4 * DAY
+    assert found["hidden_since"] == 3 * DAY
+    state.write(state.progress_file, {"position": 7})
+    assert kept_progress(state, 2, 0, ROCKSDB) == {"position": 7}
 
 
 def test_without_java_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,19 +38,19 @@ def test_a18_processes_that_write_at_one_time_leave_a_file_that_can_be_read(
     """All of them wrote one temporary file, which another then read empty: `state.corrupt`."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(3)
-    file = tmp_path / "start.json"
+    file = tmp_path / "run.json"
     replace_file(file, "{}")
     writers = [context.Process(target=_write, args=(file, barrier)) for _ in range(3)]
     for writer in writers:
         writer.start()
     state = StateDir(tmp_path)
     while any(writer.is_alive() for writer in writers):
-        assert state.read(state.start_file) is not None
+        assert state.read(state.run_file) is not None
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
-    assert state.read(state.start_file) == {"number": _MANY - 1}
-    assert [found.name for found in tmp_path.iterdir()] == ["start.json"]
+    assert state.read(state.run_file) == {"number": _MANY - 1}
+    assert [found.name for found in tmp_path.iterdir()] == ["run.json"]
 
 
 @pytest.mark.parametrize("left", ["", "{", '{"run": 1', "\0\0\0", "[1]"])
@@ -99,7 +99,7 @@ def test_what_there_is_belongs_to_its_user_alone(tmp_path: Path) -> None:
     try:
         state = StateDir(tmp_path / "state")
         state.keep(Request("r1", "retry", "a"))
-        state.write(state.start_file, {})
+        state.write(state.run_file, {})
         state.lock()
     finally:
         os.umask(before)
@@ -120,13 +120,13 @@ def test_what_cannot_be_written_is_as_it_was_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = StateDir(tmp_path)
-    state.write(state.start_file, {"run": 1})
+    state.write(state.run_file, {"run": 1})
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(StateError) as full:
-        state.write(state.start_file, {"run": 2}, lasting=True)
+        state.write(state.run_file, {"run": 2}, lasting=True)
     assert (full.value.code, full.value.retriable) == ("state.disk_full", True)
-    assert state.read(state.start_file) == {"run": 1}
-    assert [found.name for found in tmp_path.iterdir()] == ["start.json"]
+    assert state.read(state.run_file) == {"run": 1}
+    assert [found.name for found in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_publisher_is_asked_over_its_socket_however_long_its_path_is(tmp_path: Path) -> None:
@@ -233,12 +233,12 @@ def test_what_a_former_run_has_left_is_cleared_and_nothing_else(tmp_path: Path) 
     for name in ("live", "spark", "index"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("")
-    for name in ("progress.json", "start.json", "start.json.abc.new", "nginx.new"):
+    for name in ("run.json", "progress.json", "start.json", "run.json.abc.new", "nginx.new"):
         (tmp_path / name).write_text("{}")
         os.utime(tmp_path / name, (1, 1))
     state.keep(Request("r1", "retry", "a"))
     state.clear()
-    left = {"index", "progress.json", "start.json", "requests", "live", "nginx.new"}
+    left = {"index", "run.json", "progress.json", "start.json", "requests", "live", "nginx.new"}
     left.add("eventpub.lock")
     assert {found.name for found in tmp_path.iterdir()} == left
     assert state.kept()
@@ -271,10 +271,11 @@ def test_a_new_volume_is_an_empty_folder_whatever_its_driver_keeps_there(tmp_pat
     StateDir(tmp_path).lock()
 
 
-@pytest.mark.parametrize("left", ["start.json", "progress.json", "index", "lock"])
+@pytest.mark.parametrize("left", ["start.json", "run.json", "progress.json", "index", "lock"])
 def test_whatever_is_left_of_a_state_marks_it_as_one(tmp_path: Path, left: str) -> None:
     state = StateDir(tmp_path)
     of = {"app": "a", "topic": "t", "table": "d.events"}
+    state.write(state.run_file, {"run": 1, "start": {"position": 0, "of": of}})
     state.write(state.progress_file, {"start": {"position": 0, "of": of}})
     state.write(state.start_file, {"position": 0, "of": of})
     state.shard_index(2, 0).mkdir(parents=True)

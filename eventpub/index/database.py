@@ -70,9 +70,9 @@ class Storage:
     def new_batch(self) -> WriteBatch:
         return WriteBatch(raw_mode=True)
 
-    def set_aside(self, directory: Path) -> Path:
-        """Move a damaged index away, replacing one moved earlier; returns where to."""
-        aside = directory.with_name(f"{directory.name}.damaged")
+    def set_aside(self, directory: Path, *, is_damaged: bool = True) -> Path:
+        """Move an index away, replacing one moved earlier; returns where to."""
+        aside = directory.with_name(f"{directory.name}.{'damaged' if is_damaged else 'former'}")
         shutil.rmtree(aside, ignore_errors=True)
         with suppress(FileNotFoundError):
             directory.rename(aside)

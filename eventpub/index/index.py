@@ -61,7 +61,7 @@ class Index(Aggregates):
         directory: created if absent.
         identity: application, topic, shard, …; another one's index is refused, as its versions
             would make this topic lose events.
-        adopts: whether an index of another identity may become this one, such as after a rename.
+        adopts: whether an index of another identity may become this one.
         lock_timeout: seconds to wait for the lock; a killed worker may need a moment to exit.
         redo: for batches with journals: takes the last batch in the index, yields the changes of
             those after it. Writes then stay in memory until `flush`: the index must not contain a
@@ -258,6 +258,16 @@ class Pending:
     skipped: dict[str, Ranges]
 
 
+@dataclass(frozen=True)
+class Summary:
+    """An index's facts; `low`: from where a shard that lost it must read again, µs."""
+
+    position: int | None
+    low: int | None
+    baseline: int | None
+    identity: dict[str, Any]
+
+
 def choose(holds: Iterable[Hold], most: int, about: Collection[str]) -> tuple[list[Hold], int]:
     """Holds of the aggregates in `about`, then the `most` first seen; and the total count."""
     named: list[Hold] = []
@@ -305,9 +315,18 @@ def _glance(directory: Path, most: int, about: Collection[str]) -> Pending:
         return Pending(holds, count, skipped)
 
 
-def summary(directory: Path, storage: Storage) -> Facts | None:
-    """The facts of an index that no process has open; None if absent or unusable."""
-    with suppress(StateError), read_only(directory, storage) as items:
-        facts = None if items is None else read_facts(items)
-        return None if facts is None or facts.is_new else facts
-    return None
+def summary(directory: Path, storage: Storage) -> Summary | None:
+    """Of an index that no process has open; None if absent or unusable."""
+    try:
+        with read_only(directory, storage) as items:
+            if items is None:
+                return None
+            facts = read_facts(items)
+            since = [unpacked_hold("", value).since for _, value in items(b"h")]
+    except StateError:
+        return None
+    if facts.is_new:
+        return None
+    position = facts.position
+    low = None if position is None else min([position, *(at - 1 for at in since)])
+    return Summary(position, low, facts.baseline, facts.identity)

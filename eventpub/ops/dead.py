@@ -22,7 +22,6 @@ from eventpub.sink import records
 from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.times import ZONES_DIFFER
 
 Event: TypeAlias = tuple[str | int | None, ...]
 
@@ -209,9 +208,8 @@ def readable_store(config: Config) -> EventStore:
 
 
 def published_after(created: Collection[int], now: int) -> int:
-    """When the records of rows can be from, µs: before `create_time` if it lay in the future,
-    as rows of another zone once did."""
-    return 0 if max(created) > now else max(0, min(created) - ZONES_DIFFER)
+    """When the records of rows can be from, µs: before `create_time` if that lies in the future."""
+    return 0 if max(created) > now else max(0, min(created))
 
 
 def search_topic(

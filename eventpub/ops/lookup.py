@@ -123,7 +123,7 @@ def shown_record(record: Found) -> dict[str, Any]:
 
 
 class OwnTopics:
-    """Reads a publisher's topics, by its current and former names, until a deadline.
+    """Reads a publisher's topics until a deadline.
 
     Attributes:
         unread: partitions not read to their ends.

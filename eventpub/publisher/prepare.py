@@ -1,10 +1,10 @@
 """A start: check everything that can be wrong, and find where to continue.
 
 Part of the state may be lost after a power failure, or deleted. Where this publisher started is in
-start.json, progress.json and every index. Its position is in progress.json and, per shard, in the
-indexes; if missing, it is the start, which costs reading but loses nothing: the topic says what was
-published. What open transactions hid is in progress.json alone: without it, the day below what an
-index has read is counted.
+three files and in every index. Its position is in progress.json and, per shard, in the indexes; if
+missing, it is the start, which costs reading but loses nothing: the topic says what was published.
+What open transactions hid is in progress.json alone: without it, the day below the position is
+counted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from eventpub.channel import PartitionId
 from eventpub.config import Config, format_time
 from eventpub.coordinator.database_changes import last_of
 from eventpub.coordinator.position import StartState
+from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
-from eventpub.index import Facts, Storage, of_another, summary
+from eventpub.index import Storage, Summary, of_another, summary
 from eventpub.shard.assignment import Assignment, Parts, adopts, identity_of, threads_of
 from eventpub.sink.client import Clients
 from eventpub.sink.layout import check_age, check_topics, check_written
@@ -59,9 +60,8 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         now = store.now()
         newest = (*last_of(store.newest(1), now), layout.sampled_by)
         start = int(started["position"])
-        is_lost = not before and bool(state.indexed())
-        if not is_lost:
-            check_backlog(config, clients, store, before.get("position"), start)
+        before = kept_progress(state, config.run.shards, start, parts.storage)
+        check_backlog(config, clients, store, before.get("position"), start)
     if available_now and before.get("is_paused"):
         raise StateError(
             "run.paused",
@@ -69,14 +69,15 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
             where=str(state.root),
             suggestion="eventpub resume",
         )
-    former, run = former_shards(state, before, config.run.shards, parts.storage), started["run"]
+    former = before.get("shards", config.run.shards)
+    run = _begin_run(state, started, now)
     # the last run's number of shards may not have been written down
     writers = max(former, topics.partitions)
     has_markers = markers_of(config.sink) in partition_counts(clients)
     if has_markers and config.run.engine == "threads":
         NumberedSink(clients, config.app.id).take(threads_of(run), writers)
     fence_all(clients, config.app.id, writers)
-    numbers, is_placed = _take_over(state, before, former, topics, parts.storage)
+    numbers, is_placed = _take_over(state, before, former, topics)
     if former != config.run.shards:
         # left by an earlier run with this number: the former run knows more
         state.forget_shards(config.run.shards)
@@ -92,7 +93,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         start=start,
         low=low,
         position=before.get("position"),
-        hidden_since=start if is_lost else before.get("hidden_since"),
+        hidden_since=before.get("hidden_since"),
         acknowledged=topics.acknowledged,
         is_placed=is_placed,
         former_shards=None if former == config.run.shards else former,
@@ -192,12 +193,11 @@ def _is_placed(clients: Clients, before: dict[str, Any], ids: dict[str, str]) ->
 
 
 def _take_over(
-    state: StateDir, before: dict[str, Any], shards: int, topics: _Topics, storage: Storage
+    state: StateDir, before: dict[str, Any], shards: int, topics: _Topics
 ) -> tuple[list[int], bool]:
     """Set indexes aside for a takeover if partitions were added."""
     now = topics.partitions
-    of_indexes = (s.identity.get("partitions") for s in _summaries(state, shards, storage) if s)
-    former = before.get("partitions") or next(of_indexes, None) or now
+    former = before.get("partitions", now)
     numbers: list[int] = before.get("numbers", [])
     if former == now:
         return numbers, topics.is_placed
@@ -211,8 +211,16 @@ def _take_over(
     return [*(n for n in numbers if n != former), former], False
 
 
+def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
+    before = (state.read(state.run_file) or {}).get("run", 0)
+    progress = state.read(state.progress_file) or {}
+    run: int = max(now, before + 1, progress.get("run", 0) + 1)
+    state.write(state.run_file, {"run": run, "start": started}, lasting=True)
+    return run
+
+
 def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]) -> dict[str, Any]:
-    """Where this publisher started, resolved once and kept; `run`: the number of this start."""
+    """Where this publisher started: resolved once, and kept."""
     configured = config.read.start
     require_known(config, state, parts)
     kept = kept_start(state, configured, parts.storage)
@@ -227,9 +235,9 @@ def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]
             raise start_lost(state)  # e.g. a container whose volume is gone
         position = start_position(config.read, now)
         kept = {"configured": configured, "position": position, "time": format_time(position)}
-    runs = [(state.read(f) or {}).get("run", 0) for f in (state.start_file, state.progress_file)]
-    kept = {**kept, "of": identity_of(config), "run": max(now(), 1 + max(runs))}
-    state.write(state.start_file, kept, lasting=True)
+    kept = {**kept, "of": identity_of(config)}
+    if state.read(state.start_file) != kept:
+        state.write(state.start_file, kept, lasting=True)
     return kept
 
 
@@ -241,17 +249,22 @@ def kept_start(state: StateDir, configured: str, storage: Storage) -> dict[str, 
 
     None if it never did, or if the start is a configured time. Raises state.start_lost.
     """
-    if (kept := _start_in(state.read(state.start_file))) is not None:
-        return kept
-    if (kept := _start_in((state.read(state.progress_file) or {}).get("start"))) is not None:
-        log.warning("start.json was lost; the start is taken from progress.json")
-        return kept
+    for file in (state.start_file, state.run_file, state.progress_file):
+        data = state.read(file) or {}
+        is_first = file is state.start_file
+        if (kept := _start_in(data if is_first else data.get("start"))) is not None:
+            if not is_first:
+                text = "start.json was lost; the start was taken from another file"
+                log.warning(text, file=file.name)
+            return kept
     indexes = [s for count in state.indexed() for s in _summaries(state, count, storage)]
     found = [s.baseline or BEGINNING for s in indexes if s is not None]
     if found:
         log.warning("start.json was lost; the start is taken from the index", start=min(found))
         return {"configured": configured, "position": min(found)}
-    if configured == "now" and (state.start_file.exists() or state.indexed()):
+    if configured == "now" and (
+        state.start_file.exists() or state.run_file.exists() or state.indexed()
+    ):
         raise start_lost(state)
     return None
 
@@ -308,20 +321,40 @@ def _start_in(data: Any) -> dict[str, Any] | None:
     return {"configured": "", **data} if valid else None
 
 
-def former_shards(state: StateDir, before: dict[str, Any], shards: int, storage: Storage) -> int:
-    """The previous run's number of shards; without progress.json, one that has its indexes."""
-    if "shards" in before:
-        return int(before["shards"])
+def kept_progress(state: StateDir, shards: int, start: int, storage: Storage) -> dict[str, Any]:
+    """What progress.json says; if lost, what the indexes say, with a day counted as hidden."""
+    known = state.read(state.progress_file)
+    if known is not None:
+        return known
     counts = state.indexed()
-    if counts and state.progress_file.exists():
+    if not counts:
+        return {}
+    # the configured number first: the last run had it, unless some of its indexes are missing
+    counts.sort(key=lambda count: count != shards)
+    indexes = {count: _summaries(state, count, storage) for count in counts}
+    count = next((count for count in counts if None not in indexes[count]), counts[0])
+    positions = [s.position for s in indexes[count] if s is not None and s.position is not None]
+    lows = [s.low for s in indexes[count] if s is not None and s.low is not None]
+    # the position of a missing index is unknown
+    is_whole = len(lows) == count
+    if state.progress_file.exists():
         log.warning(
             "progress.json cannot be read; taking the position from the index and recounting the"
             " day before it"
+            if is_whole
+            else "neither progress.json nor an index can be read: reading the store again from the"
+            " start"
         )
-    found = [count for count in counts if None not in _summaries(state, count, storage)] or counts
-    # the configured number first: the last run had it, unless some of its indexes are missing
-    return shards if shards in found or not found else found[0]
+    else:  # e.g. killed in its first second
+        log.info("there is no progress.json", position="index" if is_whole else "start")
+    position = min(positions) if is_whole else start
+    return {
+        "shards": count,
+        "position": position,
+        "low": min(lows) if is_whole else start,
+        "hidden_since": hidden_at_most(position),
+    }
 
 
-def _summaries(state: StateDir, shards: int, storage: Storage) -> list[Facts | None]:
+def _summaries(state: StateDir, shards: int, storage: Storage) -> list[Summary | None]:
     return [summary(state.shard_index(shards, number), storage) for number in range(shards)]

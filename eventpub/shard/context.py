@@ -28,6 +28,9 @@ COUNTED_LATE = 10_000_000
 _INDEX_SIZE_EVERY = 10.0
 """Seconds between measurements of the index's size."""
 
+_OF_NO_USE = {"state.foreign", "index.newer_format"}
+"""Errors of an index that is intact but cannot be used."""
+
 
 class ShardContext:
     """What a shard's step works with. A context manager that closes everything.
@@ -196,7 +199,7 @@ class PublishingContext(ShardContext):
         self.uncounted_since = beginning.uncounted_since
         self.sink = self._new_sink()
         try:
-            self._begin(open_index(assignment, self.shard))
+            self._begin(open_index(assignment, self.shard, self.report))
         except BaseException:
             self.close()
             raise
@@ -234,23 +237,36 @@ class PublishingContext(ShardContext):
         return self.beginning.position, self.beginning.low
 
 
-def open_index(assignment: Assignment, shard: Shard) -> Index:
-    """Open a shard's index; that of anything but this shard of this topic is refused.
+def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
+    """Open a shard's index; a new one, with `report.rebuilt`, if the topic has more partitions.
+
+    An index of anything but this shard of this topic is never published from.
 
     Raises:
         StateError: index.…, state.foreign
     """
+    folder = assignment.index(shard.number)
     identity = {
         **identity_of(assignment.config),
         "partitions": assignment.partitions,
         "shard": [shard.number, assignment.config.run.shards],
     }
+    was: dict[str, Any] = {}
 
     def adopts(found: Mapping[str, Any]) -> bool:
+        was.update(found)
         is_same = all(found.get(name) == identity[name] for name in ("partitions", "shard"))
         return is_same and found.get("format") == FORMAT and assignment.adopts(found)
 
-    folder = assignment.index(shard.number)
+    try:
+        return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)
+    except StateError as error:
+        has_grown = bool(was) and was["partitions"] != assignment.partitions
+        if error.code not in _OF_NO_USE or not has_grown:
+            raise
+    # on the publisher's own disk it was moved to `former_indexes`; on an executor's it was not
+    former = assignment.parts.storage.set_aside(folder, is_damaged=False)
+    report.rebuilt = f"the topic had {was['partitions']} partitions; it was moved to {former}"
     return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)
 
 

@@ -4,8 +4,8 @@ No record outside a range is returned, and a range counts as read only when its 
 record or by the broker's end-of-partition event.
 
 The fold counts versions on the topic as published, so it must believe only this publisher's
-records: `ce_source` is its current or a former application id. A second publisher must be found: it
-would publish everything twice, since publishers of different ids do not fence each other.
+records: `ce_source` is its application id. A second publisher must be found: it would publish
+everything twice, since publishers of different ids do not fence each other.
 """
 
 from __future__ import annotations

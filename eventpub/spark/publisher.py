@@ -93,7 +93,8 @@ class SparkPublisher(Run):
             self._spark.end()
 
     def _prepare(self) -> Prepared | None:
-        self._spark.begin()
+        if not (self._state.read(self._state.progress_file) or {}).get("is_paused"):
+            self._spark.begin()
         return super()._prepare()
 
     def _publish(self, prepared: Prepared) -> Progress:
@@ -153,7 +154,7 @@ class Query:
         self._starting: threading.Thread | None = None
         self._stopping: threading.Thread | None = None
         self._start_error: EventpubError | None = None
-        self._is_taken_over = False
+        self._is_taken_over = self._is_left = False
 
     def __enter__(self) -> Query:
         if (pauses := self.monitor.pauses).is_paused:
@@ -164,6 +165,7 @@ class Query:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_left = True
         self._stop_query()
         self._spark.end()
         self.monitor.close()
@@ -268,6 +270,8 @@ class Query:
             if self._stopping.is_alive():
                 self._spark.end()
             self._stopping = None
+        if self._is_left:  # Spark may be the next query's by now
+            return
         session = self._spark.session()
         self._checkpoints.sink().markers.check_leader()  # the first batch may be a repeated one
         packed = self._publisher.packed(self._config)
@@ -280,7 +284,7 @@ class Query:
         else:
             seconds = max(self._config.run.trigger, self._config.spark.trigger) / 1e6
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
-        if self.monitor.pauses.is_paused:
+        if self.monitor.pauses.is_paused or self._is_left:
             return
         query = Watched(writer.start())
         self.monitor.started(session)

@@ -38,7 +38,7 @@ from tests.publisher.harness import (
 AGGREGATES = 8
 NOT_IN_QUESTION = {"spark.log", "LOG"}
 OF_THE_PROCESS = {
-    *("start.json", "progress.json", "status.json", "eventpub.lock"),
+    *("start.json", "progress.json", "run.json", "status.json", "eventpub.lock"),
     "requests/kept.json",
 }
 
@@ -187,7 +187,8 @@ def test_a12_a_damaged_index_is_set_aside_and_it_is_said(
     publisher, version = left
     for manifest in (publisher.state / "index").rglob("MANIFEST-*"):
         cut(manifest, 1)
-    cut(publisher.state / "start.json", 0)
+    for name in ("start.json", "run.json"):
+        cut(publisher.state / name, 0)
     os.chmod(publisher.state, 0o755)
     os.chmod(publisher.state / "progress.json", 0o644)
     commit(database, version + 1)

@@ -12,7 +12,7 @@ import pytest
 from rocksdict import Options, Rdict
 
 from eventpub.admission.model import Shard
-from eventpub.channel import Beginning, Lane
+from eventpub.channel import Beginning, Lane, Report
 from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.index.database import ROCKSDB
@@ -93,8 +93,9 @@ def test_whatever_ends_a_runner_is_said(
     assert (ended.shard, ended.error.code, ended.error.retriable) == (3, "shard.failed", True)
 
 
-def opens(folder: Path, topic: str) -> bool:
-    """Whether a runner begins a new index there."""
+def opens(folder: Path, topic: str) -> tuple[bool, Any]:
+    """Whether a runner begins a new index where there is one of something else, and its report."""
+    report = Report(0)
     config = SimpleNamespace(
         app=SimpleNamespace(id="orders"),
         sink=SimpleNamespace(topic=topic),
@@ -108,8 +109,8 @@ def opens(folder: Path, topic: str) -> bool:
         parts=SimpleNamespace(storage=ROCKSDB),
         adopts=lambda found: adopts(config, found, accepts_topic=False),  # type: ignore[arg-type]
     )
-    with open_index(assignment, SHARD) as index:
-        return index.is_new
+    with open_index(assignment, SHARD, report) as index:
+        return index.is_new, report
 
 
 OF = {
@@ -132,13 +133,15 @@ def test_an_index_of_a_newer_version_is_left_as_it_is(tmp_path: Path) -> None:
         opens(folder, "former")
 
 
-def test_an_index_of_fewer_partitions_is_refused(tmp_path: Path) -> None:
-    """A start has moved it out of the way, so that the new one takes it over."""
+def test_an_index_of_fewer_partitions_is_moved_out_of_the_way(tmp_path: Path) -> None:
+    """On the disk of an executor nobody has moved it, and the publisher ended at each start."""
     for partitions in (2, 4):
         with Index(tmp_path / str(partitions), {**OF, "partitions": partitions}) as index:
             index.begin(7)
-    with pytest.raises(StateError, match="2 partitions"):
-        opens(tmp_path / "2", "former")
-    assert not opens(tmp_path / "4", "former")
+    is_new, report = opens(tmp_path / "2", "former")
+    assert is_new
+    assert "had 2 partitions" in report.rebuilt
+    assert (tmp_path / "2.former").exists()
+    assert not opens(tmp_path / "4", "former")[0]
     with pytest.raises(StateError, match=r"state\.foreign"):
         opens(tmp_path / "4", "events")

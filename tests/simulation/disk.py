@@ -205,8 +205,9 @@ class Storage(rocksdb.Storage):
         """As there."""
         return WriteBatch()
 
-    def set_aside(self, directory: Path) -> Path:
+    def set_aside(self, directory: Path, *, is_damaged: bool = True) -> Path:
         """As there: nobody looks at it any more."""
+        del is_damaged
         world().disk.databases.pop(_key(directory), None)
         return directory
 
@@ -258,6 +259,7 @@ class StateDir:
 
     progress_file = File("progress.json")
     start_file = File("start.json")
+    run_file = File("run.json")
 
     identities = state.StateDir.identities
     root = "state"
@@ -278,10 +280,7 @@ class StateDir:
         world().files[path.name] = json.dumps(data)
 
     def set_aside(self, shards: int, partitions: int) -> None:
-        """Not modelled: what the indexes know is read back from the topic."""
-        for at, path in list(world().disk.databases):
-            if path.startswith(f"{shards}-shards/"):
-                del world().disk.databases[at, path]
+        """Not modelled: what the indexes know is read back from the topic, or they are refused."""
 
     def former_indexes(self) -> tuple[File, ...]:
         """As `set_aside`."""

@@ -292,7 +292,7 @@ def _older_and_cut(seed: int) -> Schedule:
     return _cut_twice(seed, "older_and_cut", before, gaps=False)
 
 
-_STATE = ["progress.json", "start.json"]
+_STATE = ["progress.json", "start.json", "run.json"]
 
 
 def _retention_any(seed: int) -> Schedule:

@@ -12,7 +12,6 @@ import numpy as np
 from confluent_kafka import OFFSET_INVALID
 
 from eventpub.admission.bulk import Contiguous
-from eventpub.coordinator import recount
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.position import DurableState, Windows
 from eventpub.coordinator.recount import Recount
@@ -308,7 +307,7 @@ def from_now() -> Iterator[None]:
 @contextmanager
 def no_day_below() -> Iterator[None]:
     """Without progress.json nothing counts as hidden (A14, A21)."""
-    with patch.object(recount, "hidden_at_most", lambda position: position):
+    with patch.object(prepare, "hidden_at_most", lambda position: position):
         yield
 
 
