@@ -20,7 +20,7 @@ Range = tuple[int, int]
 _BY_PARTITION = ("offsets", "written", "missing_markers")
 FLAGS = ("has_skips", "has_refusals", "has_rewrites")
 
-_NAMES = {"app": "app.id", "topic": "sink.topic", "table": "the table", "key": "aggregates told apart by"}
+_NAMES = {"app": "app.id", "topic": "sink.topic", "table": "the table", "key": "aggregates by"}
 _RENAMED = "if app.id was changed, change it back; "
 _MOVED = (
     "if sink.topic was changed, and only new events are to be published there: set"
