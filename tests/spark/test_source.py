@@ -29,7 +29,7 @@ from eventpub.spark import SourceError, driver, planner, task
 from eventpub.spark.options import Plan, source_options
 from eventpub.spark.source import EventStoreDataSource
 from tests.conftest import FreshDatabase
-from tests.publisher.harness import commit, create_table, insert, transaction
+from tests.publisher.harness import commit, create_table, eventually, insert, transaction
 from tests.spark.query import Query, events
 from tests.tcp_proxy import TcpProxy
 
@@ -44,6 +44,12 @@ def table(database: FreshDatabase) -> FreshDatabase:
 def with_few_rows(config: Config) -> Parts:
     """Parts whose transactions have five rows."""
     return replace(real_parts(config), sizes=Sizes(rows=5))
+
+
+def leave_machine(folder: Path) -> None:
+    """An executor on another machine goes on, once what uploads a snapshot has ended here."""
+    eventually(lambda: not [*(folder / "local").rglob("*.copy-*")], 30)
+    shutil.rmtree(folder / "local")
 
 
 def code_of(failed: pytest.ExceptionInfo[SourceError]) -> str:
@@ -126,7 +132,7 @@ def test_an_index_that_is_older_than_the_journals_is_fetched_anew(
         commit(table, "a", version)
         query.run(1, seconds=0.3)
         time.sleep(0.5)
-    shutil.rmtree(tmp_path / "local")
+    leave_machine(tmp_path)
     shutil.move(tmp_path / "away", tmp_path / "local")
     commit(table, "a", 7)
     while not query.plan():
@@ -265,7 +271,7 @@ def test_a_batch_that_is_repeated_has_the_same_rows_whatever_commits_meanwhile(
     assert query.do() == first
     query.restart()
     assert query.do() == first
-    shutil.rmtree(tmp_path / "local")  # an executor on another machine
+    leave_machine(tmp_path)
     assert query.do() == first
     assert ("late", 1) in events(query.run(rows=1))
 
@@ -312,7 +318,7 @@ def test_an_executor_without_an_index_applies_journals(
         for number in range(10):
             commit(table, f"a-{number}", version)
         assert len(query.run(10)) == 10
-        shutil.rmtree(tmp_path / "local")
+        leave_machine(tmp_path)
     with transaction(table) as cursor:  # the whole table is read again by the recount
         cursor.execute("SELECT 1")
     assert not query.run(seconds=3)
