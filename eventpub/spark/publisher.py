@@ -202,7 +202,7 @@ class Query:
                 self._starting = threading.Thread(target=self._try_to_start, daemon=True)
                 self._starting.start()
             else:
-                query, error = self._ended(now)
+                query, error = self._ended()
                 if query is not None and error is None:
                     self.monitor.ended()
                     break
@@ -290,15 +290,18 @@ class Query:
         self.monitor.started(session)
         self._query = query
 
-    def _ended(self, now: float) -> tuple[Watched | None, EventpubError | None]:
+    def _ended(self) -> tuple[Watched | None, EventpubError | None]:
         """The query if it has ended, and why; no error: it is over."""
         query = self._query
-        if query is None or (query.is_active and now - query.at <= _FROZEN_AFTER):
+        if query is None:
+            return None, None
+        query.unanswered += 1
+        if query.is_active and query.unanswered * _LOOKS_EVERY <= _FROZEN_AFTER:
             return None, None
         self._query = None
         if query.is_active:
             self._spark.end(kills=True)
-            return query, _frozen(now - query.at)
+            return query, _frozen()
         with suppress(Exception):
             failed = query.query.exception()
             return query, None if failed is None else error_of(failed)
@@ -341,10 +344,10 @@ class Query:
             self.monitor.remember()
 
 
-def _frozen(seconds: float) -> EventpubError:
+def _frozen() -> EventpubError:
     return StateError(
         "shard.failed",
-        f"Spark's process has not answered for {seconds:.0f} s, and was ended",
+        f"Spark's process has not answered for {_FROZEN_AFTER:.0f} s, and was ended",
         suggestion="nothing to do: it is started again; if this repeats, give it more memory"
         " (spark.driver.memory in [spark.properties])",
         retriable=True,

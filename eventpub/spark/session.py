@@ -96,14 +96,15 @@ class Watched:
     Attributes:
         last: its `lastProgress`.
         is_active: False also once Spark's process has ended.
-        at: when Spark has last answered, monotonic s.
+        unanswered: looks at it since Spark has last answered; not seconds, since this process may
+            have been suspended, too.
     """
 
     def __init__(self, query: Any) -> None:
         self.query = query
         self.last: Any = None
         self.is_active = True
-        self.at = time.monotonic()
+        self.unanswered = 0
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -115,7 +116,7 @@ class Watched:
             with suppress(Exception):
                 is_active = self.query.isActive
                 self.last = self.query.lastProgress
-            self.at = time.monotonic()
+            self.unanswered = 0
         self.is_active = False
 
     def wait(self, seconds: float) -> None:

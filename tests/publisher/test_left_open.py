@@ -82,9 +82,10 @@ def test_a_batch_that_is_too_large_is_followed_by_smaller_and_smaller_ones() -> 
 def test_a_spark_that_does_not_answer_is_ended() -> None:
     ended: list[bool] = []
     spark = SimpleNamespace(end=lambda *, kills: ended.append(kills))
-    query: Any = SimpleNamespace(_spark=spark, _query=SimpleNamespace(is_active=True, at=100.0))
-    assert Query._ended(query, 150.0) == (None, None)
-    watched, error = Query._ended(query, 170.0)
+    query: Any = SimpleNamespace(_spark=spark, _query=SimpleNamespace(is_active=True, unanswered=0))
+    for _ in range(240):  # four a second
+        assert Query._ended(query) == (None, None)
+    watched, error = Query._ended(query)
     assert watched is not None
     assert error is not None
     assert error.retriable
