@@ -280,7 +280,7 @@ class NumberedSink:
         marker = last(markers) or last(self.markers.back_to(numbered.query, numbered.after))
         spans = [] if marker is None else spans_of({numbered.task: marker})
         written = {s.place: (s.first, s.end) for s in spans if s.place[0] == self._sink.topic}
-        if marker is None or unseen(self._clients, written):
+        if marker is None or (written and unseen(self._clients, written)):
             self.markers.refuse(
                 "sink.not_visible",
                 f"batch {numbered.after} was published, and task {numbered.task} of it is not"
