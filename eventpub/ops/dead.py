@@ -172,8 +172,8 @@ def publish(
     """Have a row published that is not on the topic; returns the outcome, like `retry`.
 
     Args:
-        since: lower bound of its records' timestamps, ms; None: see `published_after`, as far back
-            as retention has left the topic.
+        since: lower bound of its records' timestamps, ms; None: its creation time, as far back as
+            retention has left the topic.
     """
     key = (aggregate_id, version)
     with readable_store(config) as store:
@@ -184,7 +184,8 @@ def publish(
     ]
     if not times:
         return "not in the store"
-    first = published_after(times, now) // 1000
+    # a row of the future may have been published before its time
+    first = 0 if times[0] > now else max(0, times[0] // 1000)
     first = first if since is None else min(first, since)
     found, searched, topics = search_topic(config, {key}, first, time.monotonic() + timeout)
     if key in found:
@@ -205,11 +206,6 @@ def readable_store(config: Config) -> EventStore:
     """The store, even if it is a replica: a row not applied yet is just shown as absent."""
     readable = config.store.model_copy(update={"allow_replica": True})
     return EventStore(readable, EventStore.discover(config.store))
-
-
-def published_after(created: Collection[int], now: int) -> int:
-    """When the records of rows can be from, µs: before `create_time` if that lies in the future."""
-    return 0 if max(created) > now else max(0, min(created))
 
 
 def search_topic(

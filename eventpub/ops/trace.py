@@ -15,7 +15,7 @@ from eventpub.admission.model import Hold, SkippedGap, VersionRange, in_ranges, 
 from eventpub.config import Config
 from eventpub.errors import ConfigError, named_versions
 from eventpub.ops.asking import ask_running
-from eventpub.ops.dead import OF_ANOTHER, published_after, readable_store
+from eventpub.ops.dead import OF_ANOTHER, readable_store
 from eventpub.ops.gaps import missing_versions, pending
 from eventpub.ops.lookup import (
     HIGHEST,
@@ -164,9 +164,8 @@ def trace(
     if oldest is not None:
         letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]
         oldest = min([oldest, *(letter.timestamp * 1000 for letter in letters)])
-    if oldest is not None:
-        newest = max((row.create_time or 0 for of in stored.values() for row in of), default=0)
-        oldest = published_after([oldest, newest or oldest], now)
+        if any((row.create_time or 0) > now for of in stored.values() for row in of):
+            oldest = 0  # it may have been published before its time
     topics.read_events(versions or None, oldest)
     is_one = version is not None
     doubtful = {"missing", "unknown"} | ({"skipped", "dead"} if is_one else set())

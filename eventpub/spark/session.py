@@ -91,7 +91,7 @@ class Spark:
 
 
 class Watched:
-    """A query, and what Spark last said of it: a frozen JVM answers nobody, so a thread asks.
+    """A query, and what Spark last said of it: a frozen JVM does not answer, so a thread asks.
 
     Attributes:
         last: its `lastProgress`.

@@ -196,8 +196,9 @@ class Task:
             keys = context.journal_sink.keys()
             published: Any = keys.filter(pc.invert(are("skip", keys)))["create_time"]
             oldest = pc.min(published).as_py()
-            report = replace(report, buckets=counts, done=plan.batch, took=took, oldest=oldest)
-            report.rows_in = plan.batch if keys.num_rows else self._rows_in
+            rows_in = plan.batch if keys.num_rows else self._rows_in
+            report = replace(report, buckets=counts, done=plan.batch, took=took)
+            report = replace(report, oldest=oldest, rows_in=rows_in)
             journal = Journal(report, keys, index.end_batch(plan.batch))
             failpoint("before_journal")
             if self._journals.create(plan.batch, self._number, journal):
