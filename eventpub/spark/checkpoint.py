@@ -114,3 +114,9 @@ class Checkpoints:
         beginning = DurableState(begin).beginning(None, None)
         accepts = self._prepared.assignment.accepts_topic
         return Publisher(name, location, begin.partitions, initial, beginning, accepts)
+
+
+def last_committed(place: Place, query: str) -> int:
+    """The last batch that Spark has committed; 0: none."""
+    names = (name.rpartition("/")[2] for name in place.names(f"checkpoint/{query}/commits"))
+    return max((int(name) + 1 for name in names if name.isdigit()), default=0)

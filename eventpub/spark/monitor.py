@@ -27,6 +27,7 @@ from eventpub.sink.markers import place_of
 from eventpub.sink.missing_markers import is_held_by
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.topics import hanging, list_offsets, partition_counts, visible_ends
+from eventpub.spark.checkpoint import last_committed
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import Notes, leave, listed
 from eventpub.spark.options import Plan, Publisher
@@ -56,15 +57,11 @@ class Monitor(Overview):
         place = Place(publisher.location)
         self._journals = Journals(place, publisher.query)
         self._plan: Plan = publisher.initial
-        self._seen = _committed(place, publisher.query)  # not counted again
-        self._hidden: list[tuple[int, int]] = [(self._seen, prepared.start_state.low)]
-        """Batches that a broker may yet hide from consumers: up to where nothing of it lies, µs."""
-        self._stand_at(self._seen)
+        self._seen = last_committed(place, publisher.query)  # not counted again
         self._left: list[Request] = []
         leave(state, [])
         self._notes = Notes(state)
         self._refused: dict[tuple[int, int], list[tuple[str, int, str]]] = {}
-        self._of_topic: EventpubError | None = None
         self._well_since: float | None = None
         self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
         self._checks_work = checks = ChecksWork(prepared.assignment)
@@ -72,7 +69,8 @@ class Monitor(Overview):
         self._checks = Worker("eventpub-lag", checks.do, self._events.put, checks.close)
         self._broker = Worker("eventpub-broker", self._watch.do, self._events.put)
         self._file = StatusFile(config, state, prepared.start_state.run)
-        self.status = self._file.status
+        self._watch.may_hide(self._seen, prepared.start_state.low + 1)
+        self._stand_at(self._seen)
         now = time.monotonic()
         self.see(e.Tick(), now)
         self._file.show(self._document(now))
@@ -80,9 +78,8 @@ class Monitor(Overview):
     def _published(self) -> dict[int, int]:
         return {n: int(shard["published"]) for n, shard in [*self.progress.per_shard.items()]}
 
-    def in_work(self, shard: Shard) -> int:
+    def in_work(self, _: Shard) -> int:
         """Nothing: a query that is stopped has its batch done, or repeats it."""
-        del shard
         return 0
 
     def close(self) -> None:
@@ -129,7 +126,7 @@ class Monitor(Overview):
         at = self.progress.position, self.progress.rows_read
         for command in self.schedule.due(now, 0, at, {}, self.shards):
             self._execute(command)
-        return self._of_topic
+        return self._watch.error
 
     def _take(self, last: Any, now: float) -> None:
         if not self.health.is_away("boundary"):
@@ -158,14 +155,10 @@ class Monitor(Overview):
         for report in self._heads(batch):
             self.shards[report.shard].report = report
             self.durable.take(self.shards, report, None)
-            self._may_hide(batch, report)
+            self._watch.may_hide(batch, report.oldest)
             is_there = {n: getattr(report, n) for n in ("position", "low", "holds", "next_due")}
             self.progress.add(Report(report.shard, **is_there), self.where)
         self.progress.position = self.durable.position
-
-    def _may_hide(self, batch: int, report: Report) -> None:
-        if report.oldest is not None:
-            self._hidden.append((batch, report.oldest - 1))
 
     def ended(self) -> None:
         """The query has ended by itself, so every batch is committed."""
@@ -219,7 +212,7 @@ class Monitor(Overview):
             }
             published, dead = report.published - len(refused), [*report.dead, *dead]
             report = replace(report, published=published, dead=dead, answers=answers)
-        self._may_hide(batch, report)
+        self._watch.may_hide(batch, report.oldest)
         self.shards[report.shard].take_report(report)
         self.see(report, now)
         self.account(report, None, now)
@@ -240,7 +233,7 @@ class Monitor(Overview):
             self.lag.measured(event, self.progress.position, now)
             self.progress.time = event.upper + self._assignment.config.read.delay
         elif isinstance(event, e.TopicChecked):
-            self._of_topic = None
+            self._watch.error = None
             self.remember()
         elif isinstance(event, e.TableChecked) and event.layout != self._assignment.layout:
             self._assignment = replace(self._assignment, layout=event.layout)
@@ -248,7 +241,7 @@ class Monitor(Overview):
         elif isinstance(event, e.Failed):
             self.progress.last_error = str(event.error)
             if isinstance(event.command, e.CheckTopic):
-                self._of_topic = event.error
+                self._watch.error = event.error
 
     def failed(self, error: EventpubError, now: float) -> None:
         self._take_notes(now)
@@ -271,8 +264,7 @@ class Monitor(Overview):
         begin, self.durable.acknowledged = self._prepared.start_state, dict(self._watch.ends)
         hidden_since = plan.unpublished_since if plan.batch else begin.hidden_since
         newest = plan.newest or begin.newest
-        self._hidden = [(b, low) for b, low in self._hidden if b > self._watch.visible_upto]
-        low = min([self.durable.low, *(low for _, low in self._hidden)])
+        low = min([self.durable.low, *self._watch.lowest_hidden()])
         where = {"engine": "spark", "query": plan.query, "batch": self._seen, "low": low}
         self.write(hidden_since, newest, **where)
 
@@ -286,6 +278,9 @@ class Monitor(Overview):
 
     def _document(self, now: float) -> dict[str, Any]:
         return status(self, now) | {"engine": "spark", "spark_ui": self.progress.spark_ui}
+
+    def status(self) -> dict[str, Any]:
+        return self._file.status()
 
     def show(self, now: float, *, is_over: bool = False) -> dict[str, Any]:
         return self._file.keep(self._document(now), is_over=is_over)
@@ -306,12 +301,6 @@ class Monitor(Overview):
         self._events.put(e.Withdrawn(id))
 
 
-def _committed(place: Place, query: str) -> int:
-    """The last batch that Spark has committed; 0: none."""
-    names = (name.rpartition("/")[2] for name in place.names(f"checkpoint/{query}/commits"))
-    return max((int(name) + 1 for name in names if name.isdigit()), default=0)
-
-
 class TopicWatch:
     """Watches the topics' ends and health; used by one thread.
 
@@ -322,6 +311,8 @@ class TopicWatch:
     `published` returns the number of events that each shard has published, `taken` the last batch
     known to be committed; consumers see everything of those up to `visible_upto`.
     """
+
+    error: EventpubError | None = None
 
     def __init__(
         self,
@@ -334,6 +325,7 @@ class TopicWatch:
         self._work = BrokerWork(assignment, prepared.topics)
         self._published, self._taken = published, taken
         self.visible_upto = -1
+        self._hidden: list[tuple[int, int]] = []
         self._awaited: tuple[int, Mapping[PartitionId, int]] = -1, {}
         self._before: dict[int, int] = {}
         self._turn = 0
@@ -353,6 +345,16 @@ class TopicWatch:
         done = self._work.do(e.CheckTopic({place: self.ends[place] for place in looked_at}))
         self._require_none_left_open(*self._measure(), time.monotonic())
         return done
+
+    def may_hide(self, batch: int, oldest: int | None) -> None:
+        """A broker may yet hide this batch, with an oldest event of this time, from consumers."""
+        if oldest is not None:
+            self._hidden.append((batch, oldest - 1))
+
+    def lowest_hidden(self) -> list[int]:
+        """Times, µs, up to which nothing of batches lies that may be hidden."""
+        self._hidden = [(batch, low) for batch, low in self._hidden if batch > self.visible_upto]
+        return [low for _, low in self._hidden]
 
     def measure(self) -> None:
         with suppress(EventpubError):

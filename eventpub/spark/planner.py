@@ -52,12 +52,52 @@ _CHECKED_EVERY = 60.0
 """Seconds between samples of the newest rows, and between checks of the table's layout."""
 
 
-class Planner:
-    """Plans the batches of one query; used by one thread.
+class BatchSize:
+    """How much the next batch holds: rows of its window, and bytes of each task.
 
     Args:
         most_rows: of a window; None: `read.page_rows`, growing to four times that, since a batch
             costs a quarter of a second whatever its size.
+    """
+
+    def __init__(self, config: Config, most_rows: int | None, *, is_of_publisher: bool) -> None:
+        rows = most_rows or config.read.page_rows
+        self._most_rows = most_rows or _MOST_PAGES * rows
+        self._next_rows, self.rows = rows, min(_FIRST_PAGE, rows)
+        self.is_page = self._most_rows <= _LARGEST_PAGE
+        self._most_bytes = _MOST_BYTES if is_of_publisher else _MOST_OF_USERS
+        self._slow = min(_SLOW, config.sink.transaction_timeout / 4e6)
+        # a user's own trigger is unknown here
+        trigger = max(config.run.trigger, config.spark.trigger) / 1e6
+        self._trigger = trigger if is_of_publisher else math.inf
+        self._planned_at = self._took = 0.0
+
+    def asked(self, now: float) -> None:
+        """The last batch is done; later calls add only idle time."""
+        if self._planned_at:
+            self._took = self._took or now - self._planned_at
+
+    def grow_rows(self) -> None:
+        self.rows = self._next_rows
+        self._next_rows = min(2 * self.rows, self._most_rows)
+
+    def next_bytes(self, last: int, reports: Sequence[Report], now: float, *, is_cut: bool) -> int:
+        took, self._took, self._planned_at = self._took, 0.0, now
+        slow = self._slow
+        if slow / _GROWTH < took < self._trigger + 1:  # may include the wait for Spark's trigger
+            took = max((report.took for report in reports), default=0.0)
+        if took > slow:
+            return max(last // 2, LEAST_BYTES)
+        if is_cut and 0 < took < slow / _GROWTH:
+            return min(_GROWTH * last, self._most_bytes)
+        return last
+
+
+class Planner:
+    """Plans the batches of one query; used by one thread.
+
+    Args:
+        most_rows: see `BatchSize`.
         until: nothing created later is read, µs; None: no end.
         requests: returns those pending.
         clock: monotonic, s.
@@ -80,18 +120,11 @@ class Planner:
         self._of = Assignment(config, layout, config.run.shards, None, 0, parts)
         self._polls, self._checks = BoundaryWork(self._of, until), ChecksWork(self._of)
         self._journals = journals
-        rows = most_rows or config.read.page_rows
-        self._most_rows = most_rows or _MOST_PAGES * rows
-        self._next_rows, self._rows = rows, min(_FIRST_PAGE, rows)
-        self._is_page = self._most_rows <= _LARGEST_PAGE
+        self._size = BatchSize(config, most_rows, is_of_publisher=observed.is_of_publisher)
         self._until = until
         self._clock = clock
         self._requests = requests
-        self._planned_at = self._took = 0.0
         self._observed = observed
-        # a user's own trigger is unknown here
-        runs = self._observed.is_of_publisher
-        self._trigger = max(config.run.trigger, config.spark.trigger) / 1e6 if runs else math.inf
         self._recounting: Recounting | None = None
         self._reports: list[Report] = []
         self._taken = -1
@@ -124,8 +157,7 @@ class Planner:
             StoreError: nothing is planned; try again if retriable.
             StateError: from a journal or a check.
         """
-        if self._planned_at:  # without the idle time
-            self._took = self._took or self._clock() - self._planned_at
+        self._size.asked(self._clock())
         while True:
             time.sleep(max(0.0, min(_LONGEST_PAUSE, self._poll_at - self._clock())))
             plan = self._next(last, is_ours=is_ours)
@@ -153,7 +185,7 @@ class Planner:
         if is_idle and not requests and last.batch:
             return None
         now = self._clock()
-        most_bytes = self._most_bytes(last, now, is_cut=is_cut)
+        most_bytes = self._size.next_bytes(last.most_bytes, self._reports, now, is_cut=is_cut)
         snapshot = now >= self._snapshot_at
         if snapshot:
             self._snapshot_at = now + self._config.state.snapshot_every / 1e6
@@ -164,7 +196,7 @@ class Planner:
             last,
             batch=last.batch + 1,
             upto=last.upto if end is None else max(end, last.upto),
-            after=last.after if end is None else last.upto if self._is_page else end,
+            after=last.after if end is None else last.upto if self._size.is_page else end,
             open_since=result.now if result.open_since is None else result.open_since,
             hidden_since=result.hidden_since,
             uncounted_since=uncounted,
@@ -180,18 +212,6 @@ class Planner:
             requests=tuple(asdict(request) for request in requests),
             answered=tuple(answered[-_KEPT_ANSWERED:]),
         )
-
-    def _most_bytes(self, last: Plan, now: float, *, is_cut: bool) -> int:
-        took, self._took, self._planned_at = self._took, 0.0, now
-        slow = min(_SLOW, self._config.sink.transaction_timeout / 4e6)
-        if slow / _GROWTH < took < self._trigger + 1:  # may include the wait for Spark's trigger
-            took = max((report.took for report in self._reports), default=0.0)
-        if took > slow:
-            return max(last.most_bytes // 2, LEAST_BYTES)
-        if is_cut and 0 < took < slow / _GROWTH:
-            most = _MOST_BYTES if self._observed.is_of_publisher else _MOST_OF_USERS
-            return min(_GROWTH * last.most_bytes, most)
-        return last.most_bytes
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -243,13 +263,12 @@ class Planner:
         if now >= self._table_at:
             self._table_at = now + _CHECKED_EVERY
             self._check_table()
-        due, hidden, rows = self._next_due, last.unpublished_since, 1 if is_cut else self._rows
+        due, hidden, rows = self._next_due, last.unpublished_since, 1 if is_cut else self._size.rows
         command = Poll(last.upto, due, False, hidden_since=hidden, page_rows=rows)
         result = self._polls.do(command).result
         self.upper = result.upper
         if result.is_page and not is_cut:
-            self._rows = self._next_rows
-            self._next_rows = min(2 * self._rows, self._most_rows)
+            self._size.grow_rows()
         self._poll_at = self._clock() + (0.0 if result.is_page else result.pause)
         self._observed.progress.position = last.upto
         self._changes.polled(result, self._clock())
