@@ -146,7 +146,8 @@ HttpAddress = Annotated[str, _like(rf"|(?:{_IPV6}|[^\s:/\[\]]*):(?:0|{_PORT})")]
 # --- properties of libraries
 
 SECRET_NAME = (
-    r"passw|passphrase|secret|token|credential|private|access\.?key|\.key\.pem|"
+    r"passw|passphrase|secret|token|credential|private|(access|account|encryption)\.?key|"
+    r"\.key\.pem|\.sas\.|"
     r"oauthbearer\.config|jaas"
 )
 """Is found in the names of properties whose values are secret; a regular expression, case

@@ -244,9 +244,15 @@ class StateDir:
         shutil.rmtree(self.index / f"{shards}-shards", ignore_errors=True)
 
     def set_aside(self, shards: int, partitions: int) -> None:
-        """Keep the indexes of an earlier number of partitions as input for the new ones."""
+        """Keep the indexes of an earlier number of partitions as input for the new ones.
+
+        While those of a number before have not been taken over by all shards, what the present
+        ones know beside them is on the topic.
+        """
         source, aside = self.index / f"{shards}-shards", self.index / f"former-{partitions}"
-        if source.exists() and not aside.exists():
+        if self.former_indexes():
+            self.forget_shards(shards)
+        elif source.exists():
             source.rename(aside)
 
     def former_indexes(self) -> tuple[Path, ...]:

@@ -22,7 +22,7 @@ from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.publisher import run
 from eventpub.publisher.prepare import _begin_run, kept_progress
 from eventpub.publisher.publisher import CommandRunner
-from eventpub.publisher.workers import Worker
+from eventpub.publisher.workers import Worker, end_all
 from eventpub.state import StateDir
 from tests.ops.served import Source, running
 
@@ -97,10 +97,10 @@ class TestAWorker:
             return None if isinstance(command, e.Show) else e.TopicChecked()
 
         worker = Worker("a worker", do, posted.append, lambda: closed.append(True))
-        check, see = e.CheckTable(), e.MeasureLag(0, 0)
+        check, see = e.CheckTable(), e.MeasureLag(0)
         for command in (check, e.Show(), see, e.CheckTopic({})):
             worker.put(command)
-        worker.end(10.0)
+        end_all([worker], 10.0)
         assert posted[0] == e.Failed(check, away)
         assert isinstance(posted[1], e.Failed)
         assert posted[1].command == see
@@ -117,7 +117,7 @@ def test_a_broker_that_hangs_keeps_nobody_from_measuring_the_lag() -> None:
         setattr(runner, f"_{name}", SimpleNamespace(put=commands.append))
     of_the_broker: list[e.Command] = [e.CheckTopic({}), e.CheckOpen({})]
     of_the_database: list[e.Command] = [
-        e.Count((), 0, {}, False), e.Sample(), e.MeasureLag(0, 0), e.CheckTable(),
+        e.Count((), 0, {}, False), e.Sample(), e.MeasureLag(0), e.CheckTable(),
     ]  # fmt: skip
     for command in [*of_the_broker, *of_the_database]:
         runner.do(command)

@@ -265,6 +265,20 @@ def test_a_folder_with_the_files_of_others_is_no_state_directory(tmp_path: Path,
     StateDir(Path(fix[1])).lock()
 
 
+def test_former_indexes_are_those_that_were_last_taken_over_whole(tmp_path: Path) -> None:
+    """Partitions are added again before all former indexes have been read."""
+    state = StateDir(tmp_path)
+    for partitions in (4, 8, 16):
+        (state.shard_index(2, 0) / f"of-{partitions}").mkdir(parents=True)
+        state.set_aside(2, partitions)
+        assert [folder.parent.name for folder in state.former_indexes()] == ["former-4"]
+        assert not state.indexed()
+    state.forget_former()
+    state.shard_index(2, 0).mkdir(parents=True)
+    state.set_aside(2, 32)
+    assert [folder.parent.name for folder in state.former_indexes()] == ["former-32"]
+
+
 def test_a_new_volume_is_an_empty_folder_whatever_its_driver_keeps_there(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     (tmp_path / ".snapshot").mkdir()

@@ -220,9 +220,8 @@ class Coordinator(Overview):
         self._recounting.second(now)
         self._count(now)
         durable, progress = self.durable, self.progress
-        position = durable.position, progress.rows_read
         for command in self.schedule.due(
-            now, progress.time, position, durable.acknowledged, self.shards
+            now, progress.time, durable.position, durable.acknowledged, self.shards
         ):
             self._do(command)
         self._remember()

@@ -162,10 +162,9 @@ class Sample(Command):
 
 @dataclass(frozen=True)
 class MeasureLag(Command):
-    """Measure how far the position, µs, is below the boundary; `read`: rows read so far."""
+    """Measure how far the position, µs, is below the boundary."""
 
     position: int
-    read: int
 
 
 @dataclass(frozen=True)

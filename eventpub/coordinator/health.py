@@ -278,7 +278,7 @@ class Schedule:
         self,
         now: float,
         time: int,
-        position: tuple[int, int],
+        position: int,
         ends: Mapping[PartitionId, int],
         shards: Sequence[Shard],
     ) -> Iterator[e.Command]:
@@ -286,11 +286,11 @@ class Schedule:
 
         Args:
             time: the database's, µs; 0: not known yet.
-            position: everything created up to here is read, µs; and the number of rows read.
+            position: everything created up to here is read, µs.
             ends: known ends of the topics.
         """
         if self._begins(e.MeasureLag, now):
-            yield e.MeasureLag(*position)
+            yield e.MeasureLag(position)
         if time and self._begins(e.Sample, now):
             yield e.Sample()
         if self._begins(e.CheckTopic, now):

@@ -208,11 +208,14 @@ def merged(
     own: Collection[Partition],
     baseline: int | None,
     settled: Callable[[int | None, int], int],
+    *,
+    everywhere: bool = False,
 ) -> dict[str, Any]:
     """Facts of an index that takes over several former ones.
 
     Args:
         former: facts of each; None: it is lost, to be read back from the topic.
+        everywhere: a partition may have aggregates of any shard.
         settled: called if baselines differ, with the position and the highest baseline; returns up
             to when all former indexes have published everything, µs.
     """
@@ -221,6 +224,8 @@ def merged(
         name: {p: of for facts in there for p, of in getattr(facts, name).items() if p in own}
         for name in _BY_PARTITION
     }
+    if any(facts.reads_everywhere for facts in there) or (everywhere and len(there) < len(former)):
+        moved |= {"offsets": _offsets_of_all(former, own), "written": {}}
     moved["topics"] = {name: known for facts in there for name, known in facts.topics.items()}
     moved |= {name: any(getattr(facts, name) for facts in there) for name in FLAGS}
     is_whole = bool(former) and len(there) == len(former)
@@ -239,6 +244,23 @@ def merged(
     moved["read_as"] = read_as.pop() if len(read_as) == 1 else "several"
     since = [facts.times_since for facts in begun if facts.times_since is not None]
     return moved | {"times_since": max(since, default=None)}
+
+
+def _offsets_of_all(
+    former: Sequence[Facts | None], own: Collection[Partition]
+) -> dict[Partition, int]:
+    """The offsets up to which all indexes know a partition that may have any shard's aggregates.
+
+    One that was reading all partitions knows of each only its own aggregates."""
+    there = [facts for facts in former if facts is not None]
+    if len(there) < len(former):
+        return {}
+    known = {
+        p: min(f.offsets.get(p, 0) for f in there if f.reads_everywhere or p in f.offsets)
+        for p in own
+        if any(f.reads_everywhere or p in f.offsets for f in there)
+    }
+    return {place: at for place, at in known.items() if at}
 
 
 def of_another(found: Mapping[str, Any], required: Mapping[str, Any], where: Path) -> StateError:

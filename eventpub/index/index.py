@@ -165,7 +165,7 @@ class Index(Aggregates):
             StateError: index.newer_format, state.foreign, ….
         """
         former = [self._copy(directory, belongs, adopts) for directory in directories]
-        facts = merged(former, set(partitions), baseline, settled)
+        facts = merged(former, set(partitions), baseline, settled, everywhere=everywhere)
         self.note(**facts, reads_everywhere=everywhere)
 
     def _copy(
@@ -218,6 +218,14 @@ class Index(Aggregates):
             batch = self._db.new_batch()
             self.counts.delete_since(batch, first)
             self._write(batch, {"position": None if by is None else first * WIDTH})
+
+    def skip_to(self, position: int) -> None:
+        """Move an older position up to here, µs: what is below, others have accounted for."""
+        first = bucket_of(position) * WIDTH
+        if self.position is not None and self.position < first:
+            batch = self._db.new_batch()
+            self.counts.delete_since(batch, bucket_of(self.position))
+            self._write(batch, {"position": first})
 
     def keep_times(self, read_as: str, now: int) -> None:
         """Record how `create_time` is read. After a change rows have other times: those that may be

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -14,7 +13,6 @@ from typing import Any
 
 from eventpub.config import Config
 from eventpub.errors import Check, EventpubError, SinkError, StateError, StoreError
-from eventpub.local.downloads import OLDEST, version_of
 from eventpub.state import WITHOUT_FILES, StateDir
 
 _LITTLE_SPACE = 1 << 30
@@ -32,7 +30,7 @@ def examine(config: Config) -> list[Check]:
         ("topic", lambda: _sink(config)),
         ("backlog", lambda: _backlog(config)),
         ("state", lambda: _state(config)),
-        ("Spark", lambda: _spark(config)),
+        ("Java", lambda: _spark(config)),
     ]
     # in parallel: a database and a broker that are both down must not take twice as long
     with ThreadPoolExecutor(len(parts)) as pool:
@@ -171,35 +169,9 @@ def state_dir(folder: Path) -> Check:
     return Check(name, "ok", f"{folder}: {space}")
 
 
-def java(environ: os._Environ[str] | dict[str, str]) -> Check:
-    home = environ.get("JAVA_HOME")
-    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    fix = f"install a Java runtime, {OLDEST} or newer, and set JAVA_HOME if it is not on the PATH"
-    if program is None:
-        where = "none on the PATH, JAVA_HOME is not set"
-        return Check("Java", "wrong", where, fix, "spark.java_missing")
-    version = version_of(Path(program))
-    if version is None:
-        return Check("Java", "wrong", f"{program} does not run", fix, "spark.java_missing")
-    if version < OLDEST:
-        return Check("Java", "wrong", f"{program} is version {version}", fix, "spark.java_too_old")
-    return Check("Java", "ok", f"version {version} ({program})")
-
-
 def _spark(config: Config) -> list[Check]:
     if config.run.engine == "threads":
         return [Check("Spark", "ok", "not used, and no Java: the shards are threads")]
-    return [java(os.environ), pyspark()]
+    from eventpub.spark.session import require_java
 
-
-def pyspark() -> Check:
-    install = "pip install 'pyspark>=4.2'"
-    try:
-        version = importlib.metadata.version("pyspark")
-    except importlib.metadata.PackageNotFoundError:
-        return Check("pyspark", "wrong", "not installed", install, "spark.missing")
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) < (4, 2):
-        too_old = f"version {version} is too old; eventpub needs 4.2 or newer"
-        return Check("pyspark", "wrong", too_old, install, "spark.too_old")
-    return Check("pyspark", "ok", f"version {version}")
+    return [Check("Java", "ok", require_java())]

@@ -98,7 +98,7 @@ METRICS = (
     ),
     _gauge(
         "lag_events",
-        "events that are not read yet (at most 100,000 are counted), plus one for each aggregate"
+        "events that are not read yet (at most 20,000 are counted), plus one for each aggregate"
         " that waits",
         lambda s: s["lag"]["events"],
     ),

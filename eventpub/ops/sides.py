@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pyarrow as pa
 
 from eventpub.config import format_time
 from eventpub.errors import StateError
-from eventpub.ops.topic import NO_TIME, hash_of_metadata, hashes
+from eventpub.ops.topic import NO_TIME, hashes, hashes_of_metadata
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -40,9 +39,10 @@ CREATE TABLE store (
     id VARCHAR, version BIGINT, create_time BIGINT, payload BIGINT, type BIGINT, metadata BIGINT
 );
 CREATE TABLE topic (
-    id VARCHAR, version BIGINT, create_time BIGINT, payload BIGINT, type BIGINT, metadata BIGINT,
-    to_version BIGINT, kind TINYINT, partition INTEGER, "offset" BIGINT, faults TINYINT,
-    crc UINTEGER, note VARCHAR
+    id VARCHAR, version BIGINT DEFAULT 0, create_time BIGINT,
+    payload BIGINT DEFAULT 0, type BIGINT DEFAULT 0, metadata BIGINT DEFAULT 0,
+    to_version BIGINT DEFAULT 0, kind TINYINT, partition INTEGER, "offset" BIGINT,
+    faults TINYINT DEFAULT 0, crc UINTEGER DEFAULT 0, note VARCHAR
 )
 """
 
@@ -68,12 +68,16 @@ class Sides:
     def __exit__(self, *_: object) -> None:
         self.database.close()
 
-    def add(self, side: Literal["store", "topic"], rows: pa.Table) -> None:
+    def add(self, side: Literal["store", "topic"], portion: list[pa.Table]) -> None:
+        """Insert tables; a statement for each would cost more than its rows."""
+        if not portion:
+            return
         with self.database.cursor() as database:
-            database.register("portion", rows)
+            database.register("portion", pa.concat_tables(portion))
             database.execute(
                 f"INSERT INTO {side} BY NAME SELECT * FROM portion WHERE {self._where[side]}"
             )
+        portion.clear()
 
     def rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
         """The rows of a statement, in portions; other statements may run meanwhile."""
@@ -107,12 +111,6 @@ def _quiet(database: DuckDBPyConnection) -> DuckDBPyConnection:
 
 def store_columns(batch: pa.RecordBatch) -> pa.Table:
     types = batch.column("event_type").cast(pa.binary()).dictionary_encode()
-    texts = batch.column("metadata")
-    if texts.null_count == batch.num_rows:
-        of_metadata = np.full(batch.num_rows, hash_of_metadata(None), np.int64)
-    else:
-        found = map(hash_of_metadata, texts.to_pylist())
-        of_metadata = np.fromiter(found, np.int64, batch.num_rows)
     return pa.table(
         {
             "id": batch.column("aggregate_id"),
@@ -120,7 +118,7 @@ def store_columns(batch: pa.RecordBatch) -> pa.Table:
             "create_time": batch.column("create_time"),
             "payload": hashes(batch.column("payload").to_pylist()),
             "type": hashes(types.dictionary.to_pylist())[types.indices.to_numpy()],
-            "metadata": of_metadata,
+            "metadata": hashes_of_metadata(batch.column("metadata").to_pylist()),
         }
     )
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eventpub import config
 from eventpub.sink.client import Clients
@@ -43,18 +43,12 @@ FAULTS = {
 LEFT_OUT = 2
 """In place of a hash: a dead letter left the value out because it was too large."""
 
-_NUMBERS = (
-    "version", "to_version", "kind", "partition", "offset", "faults", "crc", "create_time",
-    "payload", "type", "metadata",
-)  # fmt: skip
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _NULL = ("null",)  # hash(None) is not the same in all processes
 _EMPTY_HASH = hash(frozenset())
 _ENVELOPE = 7  # the headers that every event has
 _CALL_SECONDS = 8.0
 _STALL_SECONDS = 60.0
-_CHUNK, _PORTION = 2_000, 20_000
+_CHUNK, PORTION = 2_000, 30_000
 """Records parsed together: in larger chunks the headers take too much memory; and yielded."""
 _MARGIN_MS = 60_000
 """Margin before the time from which a topic is read, if timestamps are not `create_time`."""
@@ -141,17 +135,19 @@ class TopicReader:
             reading = Reading(
                 self._clients, ranges, chunk=_CHUNK, patience=_STALL_SECONDS, meanwhile=meanwhile
             )
-            rows = Rows(self._app_id)
+            portion: list[pa.Table] = []
             for chunk in reading:
                 self.records += len(chunk)
-                for message in chunk:
-                    problem = rows.add(message, kind)
-                    if problem is not None and self._is_in_range(message.timestamp()[1] * 1000):
-                        rows.add_foreign(message, problem)
-                if len(rows) >= _PORTION:
-                    yield rows.table()
-                    rows = Rows(self._app_id)
-            yield rows.table()
+                table, others = columns_of(chunk, kind, self._app_id)
+                portion.append(table)
+                others = [o for o in others if self._is_in_range(o[0].timestamp()[1] * 1000)]
+                if others:
+                    yield _foreign(others)
+                if sum(map(len, portion)) >= PORTION:
+                    yield pa.concat_tables(portion)
+                    portion.clear()
+            if portion:
+                yield pa.concat_tables(portion)
 
     def _is_in_range(self, timestamp: int) -> bool:
         is_before = self._first is not None and timestamp + 999 < self._first
@@ -170,76 +166,110 @@ def committed_ends(clients: Clients, places: list[Place], patience: float) -> di
     return ends
 
 
-class Rows:
-    """Collects records as columns.
+def columns_of(
+    messages: Sequence[Message], kind: int, app_id: str
+) -> tuple[pa.Table, list[tuple[Message, str]]]:
+    """A topic's records as columns; and those that no publisher of ours has written, with why.
 
     `payload`, `type` and `metadata` are Python's hashes, equal only in processes with the same
     PYTHONHASHSEED. Every event names `app_id` as its source.
     """
+    if kind == GAP:
+        return _gaps(messages)
+    headers = [message.headers() or () for message in messages]
+    named: list[dict[str, bytes | None]] = [dict(each) for each in headers]
 
-    def __init__(self, app_id: str) -> None:
-        self._source = app_id.encode()
-        self._ids: list[str] = []
-        self._numbers: list[tuple[int, ...]] = []
-        self._notes: dict[int, str] = {}
+    def header(name: str) -> Any:
+        return pa.array([each.get(name) for each in named], pa.binary())
 
-    def __len__(self) -> int:
-        return len(self._ids)
+    keys: Any = pa.array([message.key() for message in messages], pa.binary())
+    sequences, times = header("ce_sequence"), header("ce_time")
+    lengths: Any = pc.binary_length(times)
+    is_time: Any = pc.and_(pc.equal(lengths, pa.scalar(27)), pc.ends_with(times, "Z"))
+    times = pc.if_else(is_time, times, None)
+    ids, versions = _parsed(keys, pa.string()), _parsed(sequences, pa.string(), pa.int64())
+    created = _parsed(times, pa.string(), pa.timestamp("us", "UTC"), pa.int64())
+    whys: Any = pc.case_when(
+        pc.make_struct(
+            keys.is_null(),
+            sequences.is_null(),
+            pc.or_(ids.is_null(), versions.is_null()),
+            pc.and_(created.is_null(), pa.scalar(kind != DEAD)),
+        ),
+        "" if kind == DEAD else "it has no key",  # a row without identity has no counterpart
+        "" if kind == DEAD else "it has no header ce_sequence",
+        "its key is not UTF-8, or its ce_sequence is not a 64-bit number",
+        "its ce_time is not RFC 3339 in UTC with microseconds",
+    )
+    if whys.null_count < len(whys):
+        judged = [*zip(messages, whys.to_pylist(), strict=True)]
+        table, _ = columns_of([message for message, why in judged if why is None], kind, app_id)
+        return table, [(message, why) for message, why in judged if why]
+    created = np.asarray(created.fill_null(NO_TIME))
+    stamps = np.array([message.timestamp()[1] for message in messages], np.int64)
+    is_late = np.array([kind == EVENT and "eventpub_late" in each for each in named], bool)
+    types, distinct = header("ce_type").fill_null(b"").dictionary_encode(), keys.dictionary_encode()
+    crcs = np.array([zlib.crc32(key) for key in distinct.dictionary.to_pylist()], np.uint32)
+    values = {
+        "payload": hashes([message.value() for message in messages]),
+        "type": hashes(types.dictionary.to_pylist())[np.asarray(types.indices)],
+        "metadata": np.array([*map(_hash_of_metadata_in, headers, named)], np.int64),
+    }
+    if kind == DEAD:
+        values["metadata"] = hashes_of_metadata([n.get("eventpub_metadata") for n in named])
+        for name, known in values.items():
+            is_left_out = [f"eventpub_{name}_bytes" in each for each in named]
+            values[name] = np.where(is_left_out, LEFT_OUT, known)
+    columns = values | {
+        "id": ids,
+        "version": versions,
+        "create_time": created,
+        "kind": np.where(is_late, LATE, kind).astype(np.int8),
+        "faults": _differ(header("ce_id"), pc.binary_join_element_wise(keys, sequences, b"/"))
+        * BAD_ID
+        + _differ(header("ce_subject"), keys) * BAD_SUBJECT
+        # an event with a future time gets the time of its publication
+        + ((created != NO_TIME) & ((stamps < 1) | (stamps > np.maximum(created // 1000, 1))))
+        * BAD_TIMESTAMP
+        + (
+            _differ(header("ce_specversion"), b"1.0")
+            | _differ(header("ce_source"), app_id.encode())
+        )
+        * BAD_ENVELOPE,
+        "crc": crcs[np.asarray(distinct.indices)],
+    }
+    return pa.table(columns | _places(messages)), []
 
-    def add(self, message: Message, kind: int) -> str | None:
-        """Add a record; returns why no publisher of ours can have written it, or None."""
-        return self._add_gap(message) if kind == GAP else self._add_event(message, kind)
 
-    def _add_event(self, message: Message, kind: int) -> str | None:
-        headers = message.headers() or []
-        by_name: dict[str, bytes | None] = dict(headers)
-        key = message.key()
-        sequence = by_name.get("ce_sequence")
-        if key is None or sequence is None:
-            if kind == DEAD:  # a row without identity has no counterpart
-                return None
-            return "it has no key" if key is None else "it has no header ce_sequence"
-        try:
-            version = int(sequence)
-            aggregate_id = key.decode()
-        except ValueError:
-            return "its key is not UTF-8 or its ce_sequence is not a number"
-        if not -(1 << 63) <= version < 1 << 63:
-            return "its ce_sequence is out of range"
-        created = _micros(by_name.get("ce_time"))
-        if created == NO_TIME and kind != DEAD:
-            return "its ce_time is not RFC 3339 in UTC with microseconds"
-        faults = 0
-        if by_name.get("ce_id") != key + b"/" + sequence:
-            faults |= BAD_ID
-        if by_name.get("ce_subject") != key:
-            faults |= BAD_SUBJECT
-        if by_name.get("ce_specversion") != b"1.0" or by_name.get("ce_source") != self._source:
-            faults |= BAD_ENVELOPE
-        if created != NO_TIME and not _is_stamped(message.timestamp()[1], created):
-            faults |= BAD_TIMESTAMP
-        if "eventpub_late" in by_name and kind == EVENT:
-            kind = LATE
-        plain = _ENVELOPE + ("content-type" in by_name) + (kind == LATE)
-        metadata = _EMPTY_HASH if len(headers) == plain else _hash_of_headers(headers)
-        value = message.value()
-        payload, type_ = 1 if value is None else hash(value), hash(by_name.get("ce_type") or b"")
-        if kind == DEAD:
-            metadata = hash_of_metadata(by_name.get("eventpub_metadata"))
-            payload, type_, metadata = (
-                LEFT_OUT if f"eventpub_{name}_bytes" in by_name else known
-                for name, known in (("payload", payload), ("type", type_), ("metadata", metadata))
-            )
-        self._ids.append(aggregate_id)
-        self._numbers.append(
-            (
-                version, 0, kind, message.partition(), message.offset(), faults, zlib.crc32(key),
-                created, payload, type_, metadata,
-            )
-        )  # fmt: skip
-        return None
+def _parsed(values: Any, *types: pa.DataType) -> Any:
+    """Values, cast to one type after the other; null where one cannot be."""
+    try:
+        cast = values
+        for each in types:
+            cast = cast.cast(each)
+    except pa.ArrowInvalid:
+        half = len(values) // 2
+        if not half:
+            return pa.array([None], types[-1])
+        return pa.concat_arrays([_parsed(values[:half], *types), _parsed(values[half:], *types)])
+    return cast
 
-    def _add_gap(self, message: Message) -> str | None:
+
+def _differ(values: Any, expected: Any) -> npt.NDArray[np.int8]:
+    differ: Any = pc.not_equal(values, expected)
+    return np.asarray(differ.fill_null(True).cast(pa.int8()))
+
+
+def _places(messages: Sequence[Message]) -> dict[str, npt.NDArray[np.int64]]:
+    return {
+        "partition": np.array([message.partition() for message in messages], np.int64),
+        "offset": np.array([message.offset() for message in messages], np.int64),
+    }
+
+
+def _gaps(messages: Sequence[Message]) -> tuple[pa.Table, list[tuple[Message, str]]]:
+    ours, found, others = [], [], []
+    for message in messages:
         try:
             gap = json.loads(message.value() or b"")
             versions = (int(gap["from_version"]), int(gap["to_version"]))
@@ -247,42 +277,35 @@ class Rows:
             aggregate_id = str(gap["aggregate_id"])
             aggregate_id.encode()
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
-            return "it is not a recorded skip"
-        self._ids.append(aggregate_id)
-        place = (message.partition(), message.offset())
-        self._numbers.append((*versions, GAP, *place, 0, 0, NO_TIME, 0, 0, 0))
-        return None
-
-    def add_foreign(self, message: Message, reason: str) -> None:
-        note, timestamp = f"{message.topic()}: {reason}", message.timestamp()[1]
-        if 0 < timestamp < _YEAR_3000:
-            note += f"; its timestamp is {format_time(timestamp * 1000)}"
-        self._notes[len(self._ids)] = note
-        self._ids.append((message.key() or b"").decode(errors="replace"))
-        place = (message.partition(), message.offset())
-        self._numbers.append((0, 0, FOREIGN, *place, 0, 0, NO_TIME, 0, 0, 0))
-
-    def table(self) -> pa.Table:
-        columns = np.array(self._numbers, np.int64).reshape(-1, len(_NUMBERS)).T
-        ids = pa.array(self._ids, pa.string())
-        notes = pa.array([*map(self._notes.get, range(len(self._ids)))], pa.string())
-        return pa.table({"id": ids, "note": notes} | dict(zip(_NUMBERS, columns, strict=True)))
+            others.append((message, "it is not a recorded skip"))
+        else:
+            ours.append(message)
+            found.append((aggregate_id, *versions))
+    ids, firsts, lasts = zip(*found, strict=True) if found else ((), (), ())
+    columns = {
+        "id": pa.array(ids, pa.string()),
+        "version": pa.array(firsts, pa.int64()),
+        "to_version": pa.array(lasts, pa.int64()),
+        "create_time": np.full(len(ours), NO_TIME),
+        "kind": np.full(len(ours), GAP, np.int8),
+    }
+    return pa.table(columns | _places(ours)), others
 
 
-def _micros(time: bytes | None) -> int:
-    """µs of an RFC 3339 time in UTC with six decimals; else NO_TIME."""
-    if time is None or len(time) != 27 or not time.endswith(b"Z"):
-        return NO_TIME
-    try:
-        return (datetime.fromisoformat(time.decode()) - _EPOCH) // _MICROSECOND
-    except ValueError:
-        return NO_TIME
-
-
-def _is_stamped(timestamp: int, created: int) -> bool:
-    latest = max(created // 1000, 1)
-    # an event with a future time gets the time of its publication
-    return timestamp == latest or 0 < timestamp < latest
+def _foreign(others: Sequence[tuple[Message, str]]) -> pa.Table:
+    notes = []
+    for message, why in others:
+        notes.append(f"{message.topic()}: {why}")
+        if 0 < (timestamp := message.timestamp()[1]) < _YEAR_3000:
+            notes[-1] += f"; its timestamp is {format_time(timestamp * 1000)}"
+    messages = [message for message, _ in others]
+    columns = {
+        "id": [(message.key() or b"").decode(errors="replace") for message in messages],
+        "create_time": np.full(len(others), NO_TIME),
+        "kind": np.full(len(others), FOREIGN, np.int8),
+        "note": notes,
+    }
+    return pa.table(columns | _places(messages))
 
 
 def hashes(values: Sequence[bytes | None]) -> npt.NDArray[np.int64]:
@@ -290,14 +313,23 @@ def hashes(values: Sequence[bytes | None]) -> npt.NDArray[np.int64]:
     return np.fromiter((1 if v is None else hash(v) for v in values), np.int64, len(values))
 
 
-def _is_reserved(name: str) -> bool:
-    return name == "content-type" or name.startswith(("ce_", "eventpub_"))
-
-
 def _hash_of_headers(headers: Iterable[tuple[str, str | bytes | None]]) -> int:
-    own = ((name, value) for name, value in headers if not _is_reserved(name))
-    return hash(frozenset((name, _NULL if value is None else value) for name, value in own))
+    own = (
+        (name, _NULL if value is None else value)
+        for name, value in headers
+        if name != "content-type" and not name.startswith(("ce_", "eventpub_"))
+    )
+    return hash(frozenset(own))
 
 
-def hash_of_metadata(octets: bytes | None) -> int:
-    return _hash_of_headers(metadata_headers(octets)) if octets else _EMPTY_HASH
+def _hash_of_metadata_in(
+    headers: Sequence[tuple[str, bytes | None]], named: Mapping[str, bytes | None]
+) -> int:
+    fixed = _ENVELOPE + ("content-type" in named) + ("eventpub_late" in named)
+    return _EMPTY_HASH if len(headers) == fixed else _hash_of_headers(headers)
+
+
+def hashes_of_metadata(values: Sequence[bytes | None]) -> npt.NDArray[np.int64]:
+    """As those of the headers that the publisher makes of each row's metadata."""
+    found = (_hash_of_headers(metadata_headers(v)) if v else _EMPTY_HASH for v in values)
+    return np.fromiter(found, np.int64, len(values))

@@ -7,9 +7,10 @@ events published meanwhile are not missing.
 
 from __future__ import annotations
 
+import gc
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
@@ -19,9 +20,12 @@ from pathlib import Path
 from threading import Event
 from typing import IO, Any
 
+import pyarrow as pa
+
 from eventpub.config import Config, Read, format_time, parse_time
 from eventpub.errors import ConfigError, StateError, counted
 from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules, differences
+from eventpub.ops.gaps import pending
 from eventpub.ops.sides import (
     KINDS,
     Sides,
@@ -30,7 +34,7 @@ from eventpub.ops.sides import (
     spill_folder,
     store_columns,
 )
-from eventpub.ops.topic import TopicReader
+from eventpub.ops.topic import PORTION, TopicReader
 from eventpub.sink.reading import Place
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
@@ -92,6 +96,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             clock_changes=layout.repeated,
             first_version=config.store.first_version,
             held_since=_held_since(config, store.now()),
+            held=partial(_held, config),
         )
         with Sides(folder, after, upto) as sides:
             run = _Run(store, reader, sides, rules, on_progress)
@@ -118,16 +123,20 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
 
 
 def _held_since(config: Config, now: int) -> int:
-    """Events created at or after this may wait for a lower version, µs."""
+    """Without the publisher's state: events created at or after this may wait, µs."""
     gaps, read = config.gaps, config.read
     attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
-    longest = attempts + read.delay + read.max_wait + _GRACE
-    started = _read_state(config, "status.json").get("started_at")
-    has_just_begun = isinstance(started, float | int) and time.time() - started < longest / 1e6
-    progress = _read_state(config, "progress.json")
-    if progress.get("holds") and (has_just_begun or progress.get("is_paused")):
-        return 0  # not attempted since
-    return now - longest
+    if _read_state(config, "progress.json"):
+        return 0
+    return now - attempts - read.delay - read.max_wait - _GRACE
+
+
+def _held(config: Config, ids: Collection[str]) -> Collection[str]:
+    """Those aggregates that the publisher holds; all without its state."""
+    if not _read_state(config, "progress.json"):
+        return ids
+    holds = pending(config, StateDir(config.app.state_dir), 0, tuple(ids))[0].holds
+    return {hold.aggregate_id for hold in holds}
 
 
 class _StoppedError(Exception):
@@ -151,7 +160,10 @@ class _Run:
 
     def compare(self, spans: Mapping[Place, tuple[int, int]], wait: float) -> Verdict:
         doing = "reading store and topic"
+        gc.freeze()
+        gc.disable()  # no cycles are made, and looking for them takes a third of the CPU
         self._beside(doing, self._read_store, lambda: self._read_topic(spans))
+        gc.enable()
         ends = self._read_on(doing, {place: end for place, (_, end) in spans.items()})
         verdict = self._compared()
         absent = verdict.absent
@@ -179,19 +191,23 @@ class _Run:
     def _read_store(self) -> None:
         sides = self._sides
         begin: int | None = None
+        portion: list[pa.Table] = []
         for batch in self._store.window(sides.after, sides.upto, None):
             self._check_stopped()
-            sides.add("store", store_columns(batch))
+            portion.append(store_columns(batch))
+            if sum(map(len, portion)) >= PORTION:
+                sides.add("store", portion)
             self._rows += batch.num_rows
             at = batch.column("create_time")[-1].as_py()
             begin = at if begin is None else begin
             self._done["store"] = (at - begin) / max(1, sides.upto - begin)
+        sides.add("store", portion)
         self._done["store"] = 1.0
 
     def _read_topic(self, spans: Mapping[Place, tuple[int, int]]) -> None:
         offsets = sum(end - first for first, end in spans.values())
         for records in self._reader.read(spans, self._check_stopped):
-            self._sides.add("topic", records)
+            self._sides.add("topic", [records])
             self._done["topic"] = min(1.0, self._reader.records / max(1, offsets))
         self._done["topic"] = 1.0
 

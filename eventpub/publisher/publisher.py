@@ -42,6 +42,7 @@ from eventpub.publisher.workers import (
     BrokerWork,
     ChecksWork,
     Worker,
+    end_all,
 )
 from eventpub.shard.assignment import real_parts
 from eventpub.shard.runner import serve
@@ -140,6 +141,20 @@ def _reply(ask: Callable[[Callable[[Any], None]], None], timeout: float) -> Any:
     return None
 
 
+def remember(state: StateDir, command: e.Remember) -> e.Event:
+    failpoint("before_remember")
+    try:
+        state.write(state.progress_file, dict(command.what), lasting=True)
+    except EventpubError as error:
+        return e.Failed(command, error)
+    failpoint("after_remember")
+    if command.then is not None:
+        if command.then.shards is not None:
+            state.forget_shards(command.then.shards)
+        state.forget_former()
+    return e.Written(command.what)
+
+
 class CommandRunner:
     """Carries out the coordinator's commands; a context manager that ends its threads."""
 
@@ -182,8 +197,7 @@ class CommandRunner:
 
     def __exit__(self, *_: object) -> None:
         self._pages.end()
-        for worker in (self._boundary, self._checks, self._broker):
-            worker.end(_WORKERS_END)
+        end_all([self._boundary, self._checks, self._broker], _WORKERS_END)
 
     def show(self) -> None:
         self._state.beat()
@@ -203,27 +217,13 @@ class CommandRunner:
             self._boundary_work.use(self._assignment)
             self._checks_work.use(self._assignment)
         elif isinstance(command, e.Remember):
-            self._remember(command)
+            self._events.put(remember(self._state, command))
         elif isinstance(command, e.Log):
             getattr(log, command.level)(command.text, **command.facts)
         elif isinstance(command, BROKER_CHECKS):
             self._broker.put(command)
         else:
             self._checks.put(command)
-
-    def _remember(self, command: e.Remember) -> None:
-        failpoint("before_remember")
-        try:
-            self._state.write(self._state.progress_file, dict(command.what), lasting=True)
-        except EventpubError as error:
-            self._events.put(e.Failed(command, error))
-            return
-        failpoint("after_remember")
-        self._events.put(e.Written(command.what))
-        if command.then is not None:
-            if command.then.shards is not None:
-                self._state.forget_shards(command.then.shards)
-            self._state.forget_former()
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -279,14 +279,17 @@ class Publisher:
             self._state.unlock()
             os.umask(mask)
 
+    def _prepared(self) -> Prepared:
+        parts, now = real_parts(self._config), self._available_now
+        return prepare(self._config, self._state, parts, available_now=now)
+
     def _prepare(self) -> Prepared | None:
         """Prepare the start; None: a stop was requested meanwhile."""
         outcomes: queue.SimpleQueue[Prepared | BaseException] = queue.SimpleQueue()
 
         def work() -> None:
             try:
-                parts, now = real_parts(self._config), self._available_now
-                outcomes.put(prepare(self._config, self._state, parts, available_now=now))
+                outcomes.put(self._prepared())
             except BaseException as error:  # raised by the main thread
                 outcomes.put(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from eventpub.admission.model import window_of
@@ -18,10 +18,13 @@ from eventpub.sink.faults import topic_gone
 from eventpub.sink.layout import check_written
 from eventpub.sink.reading import check_between
 from eventpub.sink.topics import open_below, topic_ids, visible_ends
-from eventpub.sources.base import Poll, Source
 
 _TIMEOUT = 2.0
 """Seconds for a periodic request to the broker."""
+
+MOST_EVENTS = 20_000
+"""Most unread events counted: once a second, counting 100,000 costs the database a fifth of
+reading them."""
 
 Post = Callable[[e.Event], None]
 
@@ -46,10 +49,10 @@ class Worker:
     def put(self, command: e.Command) -> None:
         self._commands.put(command)
 
-    def end(self, timeout: float) -> None:
-        """End after the current command; wait at most `timeout` s."""
+    def end(self) -> threading.Thread:
+        """End after the current command; returns its thread."""
         self._commands.put(None)
-        self._thread.join(timeout)
+        return self._thread
 
     def _run(self) -> None:
         while (command := self._commands.get()) is not None:
@@ -63,6 +66,13 @@ class Worker:
                 self._post(outcome)
         with suppress(EventpubError):
             self._close()
+
+
+def end_all(workers: Sequence[Worker], timeout: float) -> None:
+    """End workers after their current commands; wait at most `timeout` s for all."""
+    deadline = time.monotonic() + timeout
+    for thread in [worker.end() for worker in workers]:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _unknown(command: e.Command, error: Exception) -> StateError:
@@ -106,7 +116,6 @@ class BoundaryWork:
 class ChecksWork:
     def __init__(self, assignment: Assignment) -> None:
         self._config, self._stores = assignment.config, assignment.parts.stores
-        self._lag = Lag(assignment.parts.clock.monotonic)
         self.store = self._stores(self._config.store, assignment.layout)
 
     def use(self, assignment: Assignment) -> None:
@@ -119,9 +128,7 @@ class ChecksWork:
         if isinstance(command, e.Sample):
             return self.sample(command.above)
         if isinstance(command, e.MeasureLag):
-            delay, lag = self._config.read.delay, self._lag
-            poll = lag.measure(self.store, command.position, delay, command.read)
-            return e.LagMeasured(command.position, poll.upper, lag.seconds, lag.events)
+            return self.lag(command.position)
         assert isinstance(command, e.CheckTable)
         return self.table()
 
@@ -135,6 +142,15 @@ class ChecksWork:
         rows = self.store.newest(SAMPLE if above is None else MOST, above)
         ahead, rows_ahead = self.store.ahead()
         return e.Sampled(rows, ahead, above, rows_ahead)
+
+    def lag(self, position: int) -> e.LagMeasured:
+        """Age and number of the unread events below the boundary."""
+        poll = self.store.poll(position, self._config.read.delay, 1)
+        if not poll.has_rows:
+            return e.LagMeasured(position, poll.upper, 0.0, 0)
+        [events] = self.store.counts([(position, poll.upper)], MOST_EVENTS)
+        seconds = max(0.0, (poll.upper - (poll.page_end or poll.upper)) / 1e6)
+        return e.LagMeasured(position, poll.upper, seconds, max(1, events))
 
     def table(self) -> e.TableChecked:
         layout = self._stores.discover(self._config.store)
@@ -172,53 +188,3 @@ class BrokerWork:
         between = {p: (ends[p], end) for p, end in found.items() if end > ends[p]}
         if between:
             check_between(clients, app.id, between)
-
-
-MOST_EVENTS = 100_000
-"""Most events counted."""
-
-_SHARE = 0.01
-"""Share of time for counting."""
-
-
-class Lag:
-    """Measures the oldest unread event each time, and counts events when cheap.
-
-    Counting costs the database a fifth of reading: a long backlog is counted again after a hundred
-    times the duration of the last count; until then rows read since are subtracted.
-
-    Attributes:
-        seconds: age of the oldest unread event below the boundary, or 0.
-        events: number of those, at most `MOST_EVENTS`.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds = 0.0
-        self.events = 0
-        self._clock = clock
-        self._again = 0.0
-        self._counted = self._read = 0
-
-    def measure(self, store: Source, position: int, delay: int, read: int) -> Poll:
-        """Measure again; returns the store's time and boundary.
-
-        Args:
-            position: everything created up to here is read, µs.
-            delay: between the boundary and the database's time, µs.
-            read: rows read so far.
-        """
-        poll = store.poll(position, delay, 1)
-        if not poll.has_rows:
-            self.seconds, self.events, self._again = 0.0, 0, 0.0
-            return poll
-        now = self._clock()
-        if now >= self._again:
-            [self._counted] = store.counts([(position, poll.upper)], MOST_EVENTS)
-            self._read = read
-            done = self._clock()
-            self._again = done + (done - now) / _SHARE
-        self.seconds = max(0.0, (poll.upper - (poll.page_end or poll.upper)) / 1e6)
-        self.events = self._counted
-        if self._counted < MOST_EVENTS:
-            self.events = max(1, self._counted - (read - self._read))
-        return poll

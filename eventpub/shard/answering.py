@@ -53,35 +53,42 @@ class Answering:
         return self._act(request)
 
     def _act(self, request: Request) -> str:
-        context, step = self._context, self._publishing.step
-        index, a, version = context.index, request.aggregate_id, request.version
+        index, step = self._context.index, self._publishing.step
+        a, version = request.aggregate_id, request.version
         hold = index.holds.get(a)
-        if request.action == "skip" and version is None:
+        if request.action == "retry":
+            return self._retry(a, hold)
+        if version is None:
             return "nothing is held"  # as far as the requester could see
-        if hold is not None and version in {None, hold.first_missing}:
-            version = hold.first_missing
+        if hold is not None and version == hold.first_missing:
             if request.to_version is not None and self._is_larger(hold, request.to_version):
                 return "changed"
-            if request.action == "skip":
-                step(NO_EVENTS, None, skip_now=[a])
-            else:
-                step(NO_EVENTS, None, retry_now=[a])
+            step(NO_EVENTS, None, skip_now=[a])
             hold = index.holds.get(a)
             if hold is not None and hold.first_missing <= version:
                 return "still missing"
         known = index.known([a])
-        skipped = known.skipped.get(a, ())
-        if version is not None and version <= known.last.get(a, version - 1):
+        if version <= known.last.get(a, version - 1):
             # now, or before an unreported crash: do not skip another gap for it
-            return "skipped" if in_ranges(version, skipped) else "found"
-        if request.action == "retry" and skipped:
-            ranges = [VersionRange(a, first, last) for first, last in skipped]
-            while ranges:
-                rows, ranges = context.fetch(ranges)
-                step(rows, None)
-            return "still missing" if index.known([a]).skipped.get(a) else "found"
-        is_known = request.action == "retry" and a in known.last
-        return "nothing is missing" if is_known else "nothing is held"
+            return "skipped" if in_ranges(version, known.skipped.get(a, ())) else "found"
+        return "nothing is held"
+
+    def _retry(self, a: str, hold: Hold | None) -> str:
+        """Look up all that an aggregate lacks, held or skipped."""
+        index, step = self._context.index, self._publishing.step
+        known = index.known([a])
+        if hold is not None:
+            step(NO_EVENTS, None, retry_now=[a])
+        skipped = index.known([a]).skipped.get(a, ())
+        ranges = [VersionRange(a, first, last) for first, last in skipped]
+        while ranges:
+            rows, ranges = self._context.fetch(ranges)
+            step(rows, None)
+        if index.holds.get(a) is not None or index.known([a]).skipped.get(a):
+            return "still missing"
+        if hold is not None or skipped:
+            return "found"
+        return "nothing is missing" if a in known.last else "nothing is held"
 
     def _is_larger(self, hold: Hold, last: int) -> bool:
         """Whether a skip would give up more than up to `last`: rows were deleted since."""

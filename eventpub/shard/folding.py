@@ -19,6 +19,7 @@ from eventpub.sink.folded import Folded
 from eventpub.sink.layout import recreated
 from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.topics import topic_ids
+from eventpub.times import ZONES_DIFFER
 
 _SHOWN_EVERY = 1.0
 """Seconds between progress reports."""
@@ -60,6 +61,10 @@ class Fold:
                 self._reads_all = index.reads_everywhere and not index.offsets
             self._check_topics()
             context.look_at_clock()
+            # what others have published since, as the other engine, is on the topic; an index that
+            # has gone back to read rows again stays where it is
+            horizon = context.assignment.config.recount.horizon
+            index.skip_to(context.beginning.low - ZONES_DIFFER - horizon)
             index.keep_times(context.assignment.layout.read_as, context.now)
             self._keep_contents()
             self._read()

@@ -32,12 +32,13 @@ _PARTITIONS = 16
 """Partition count of a new topic of markers."""
 
 Marker = tuple[str, dict[str, Any]]
-"""Its key, ``<id>/<task>``, and its content."""
+"""Its key, ``<id>/<number>``, and its content."""
 
 SAME_ROWS = (
-    "a repeated batch must have the same rows in the same tasks: use a replayable source, and start"
-    " the query with as many cores and partitions as before (with the source rate, set"
-    " numPartitions; after a shuffle, spark.sql.shuffle.partitions)"
+    "a repeated batch must have the same rows, in as many tasks as before: use a replayable source,"
+    " and start the query with as many partitions, and at least as many cores as tasks (with the"
+    " source rate, set numPartitions; after a shuffle, spark.sql.shuffle.partitions, and"
+    " spark.sql.adaptive.enabled = false, or Spark divides rows by the cores of that moment)"
 )
 
 
@@ -59,8 +60,9 @@ class Numbered:
     after: int = -1
 
     def marker(self) -> dict[str, Any]:
-        """An empty marker: owner; the rows' digest, count, offsets and trailing refusals."""
-        whose = {"query": self.query, "batch": self.batch, "run": self.run}
+        """An empty marker: owner, start and task; the rows' digest, count, offsets and trailing
+        refusals."""
+        whose = {"query": self.query, "batch": self.batch, "run": self.run, "task": self.task}
         return {**whose, "digest": "", "rows": 0, "written": {}, "refused": 0}
 
 
@@ -83,6 +85,15 @@ class Parts(Protocol):
 
     def digest(self) -> str:
         """Hash of the set of rows, independent of how it is divided; waits for the last row."""
+
+
+def markers_of_batch(markers: list[Marker], query: str, batch: int) -> dict[int, dict[str, Any]]:
+    """The last marker of each part of a batch that is published, by its number."""
+    found: dict[int, dict[str, Any]] = {}
+    for key, marker in markers:
+        if (marker["query"], marker["batch"]) == (query, batch):
+            found.setdefault(int(key.rpartition("/")[2]), marker)
+    return found
 
 
 def place_of(markers: str, id_: str, partitions: int) -> PartitionId:
@@ -175,13 +186,37 @@ class Markers:
 
     # -- a task's own marker ----------------------------------------------------------------------
 
-    def own(self, numbered: Numbered, parts: Parts, markers: list[Marker]) -> dict[str, Any] | None:
-        """The marker of this task's rows; None if they were not published.
+    def number_of(self, numbered: Numbered, parts: Parts, markers: list[Marker]) -> int | None:
+        """The number under which this task's rows are published; None if they were not.
 
         Raises:
             SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
                 sink.markers_gone, sink.hanging_transaction, …
         """
+        self._require_turn(numbered, markers)
+        query, batch = numbered.query, numbered.batch
+        published = markers_of_batch(markers, query, batch)
+        of_before = []
+        for number, marker in published.items():
+            if marker["run"] != numbered.run:
+                of_before.append(number)
+            elif marker["task"] == numbered.task:
+                if marker["digest"] != parts.digest():
+                    self.refuse(
+                        "sink.batch_changed",
+                        f"batch {batch} is repeated, but task {numbered.task} has other rows"
+                        f" ({parts.rows}) than it published before ({marker['rows']}): the source"
+                        " gives others, or divides them among another number of tasks",
+                        suggestion=SAME_ROWS,
+                    )
+                return number
+        # a source may number its tasks otherwise in each start, as Spark's own for Kafka does
+        of_before.sort(key=lambda number: number != numbered.task)
+        alike = (n for n in of_before if published[n]["digest"] == parts.digest())
+        return next(alike, None)
+
+    def _require_turn(self, numbered: Numbered, markers: list[Marker]) -> None:
+        """Refuse a batch that is not the last one of the id's owner, or the next."""
         query, batch = numbered.query, numbered.batch
         if numbered.is_repeated and batch and not markers and self._after_query != query:
             self.refuse(
@@ -193,46 +228,34 @@ class Markers:
                 f" check that no row of batch {batch} is on the topic, then set the option"
                 f' after_query to "{query}"',
             )
-        for key, marker in markers:
-            owner, published = marker["query"], marker["batch"]
-            if owner != query and batch:
-                self.refuse(
-                    "sink.other_query",
-                    f"another publisher (query {owner}) has taken over this id; nothing was lost or"
-                    " repeated, and this one stops",
-                    suggestion="let only one publisher run for an id; or give this one another id",
-                )
-            if owner not in {query, self._after_query}:
-                self.refuse(
-                    "sink.other_query",
-                    f"query {owner} publishes with this id, and this query has another checkpoint:"
-                    " it would publish everything again",
-                    suggestion="start the query with its previous checkpoint; or give it another"
-                    f" id; or, if it replaces query {owner}, which must have stopped, set the"
-                    f' option after_query to "{owner}"',
-                )
-            if owner != query or published < batch:
-                return None
-            if published > batch:
-                self.refuse(
-                    "sink.checkpoint_behind",
-                    f"batch {batch} is to be published, but batch {published} of this query already"
-                    " was: its checkpoint is older than the topic; nothing was published",
-                    suggestion="if the checkpoint was restored from a backup: start with a new"
-                    f" checkpoint and the option after_query = {query}, from a source that begins"
-                    " with what is not on the topic. If a stalled attempt reports this, ignore it",
-                )
-            if key == f"{self._id}/{numbered.task}":
-                if marker["digest"] != parts.digest():
-                    self.refuse(
-                        "sink.batch_changed",
-                        f"batch {batch} is repeated, but task {numbered.task} has other rows"
-                        f" ({parts.rows}) than it published before ({marker.get('rows', 0)}): the"
-                        " source gives others, or divides them among another number of tasks",
-                        suggestion=SAME_ROWS,
-                    )
-                return marker
-        return None
+        if not markers:
+            return
+        owner, published = markers[0][1]["query"], markers[0][1]["batch"]
+        if owner != query and batch:
+            self.refuse(
+                "sink.other_query",
+                f"another publisher (query {owner}) has taken over this id; nothing was lost or"
+                " repeated, and this one stops",
+                suggestion="let only one publisher run for an id; or give this one another id",
+            )
+        if owner not in {query, self._after_query}:
+            self.refuse(
+                "sink.other_query",
+                f"query {owner} publishes with this id, and this query has another checkpoint:"
+                " it would publish everything again",
+                suggestion="start the query with its previous checkpoint; or give it another"
+                f" id; or, if it replaces query {owner}, which must have stopped, set the"
+                f' option after_query to "{owner}"',
+            )
+        if owner == query and published > batch:
+            self.refuse(
+                "sink.checkpoint_behind",
+                f"batch {batch} is to be published, but batch {published} of this query already"
+                " was: its checkpoint is older than the topic; nothing was published",
+                suggestion="if the checkpoint was restored from a backup: start with a new"
+                f" checkpoint and the option after_query = {query}, from a source that begins"
+                " with what is not on the topic. If a stalled attempt reports this, ignore it",
+            )
 
     def refuse(self, code: str, message: str, *, suggestion: str) -> NoReturn:
         where = f"option id = {self._id}, topic {self.place[0]}"

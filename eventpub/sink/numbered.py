@@ -1,16 +1,19 @@
 """Numbered batches, each published once by any of the tasks that Spark may run for it.
 
 A task publishes its rows in one transaction, with a marker on a compacted topic under the key
-``<id>/<task>``. A marker of its batch shows that the task has run before. What must hold:
+``<id>/<number>``, mostly the task's own number. A marker of its batch shows that the task has run
+before. What must hold:
 
-- a task fences every older attempt (the transactional id has its number) before it reads the
-  markers, so nothing can be added between reading and publishing;
+- whoever publishes under a number fences every older attempt (the transactional id has it) before
+  reading the markers, so nothing can be added under it between reading and publishing;
 - markers are read to the high watermark, not only to the last stable offset;
 - all markers of an id are in one partition: the last one names the query that owns the id. A query
   with another checkpoint counts batches from 0 again and would publish everything twice, so it is
   refused unless it names its predecessor;
-- if a restarted query repeats a partly published batch, the other tasks wait until each published
-  one has found the same rows: Spark may have divided rows among another number of tasks.
+- if a restarted query repeats a partly published batch, tasks with other rows wait until tasks have
+  come with all published ones: Spark may have divided rows among another number of tasks. It may
+  also have given the same tasks other numbers, so a restart recognises rows by their digest, and a
+  task whose number has other rows publishes under one that is left.
 
 Spark starts a batch when the previous one is done. So a query's markers are in the order of its
 batches, and a task reads them back only to the previous batch.
@@ -18,7 +21,7 @@ batches, and a task reads them back only to the previous batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,6 +38,7 @@ from eventpub.sink.markers import (
     Markers,
     Numbered,
     Parts,
+    markers_of_batch,
 )
 from eventpub.sink.missing_markers import (
     Settling,
@@ -62,9 +66,11 @@ _ENDED_WITHIN = 3.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """`is_new`: published by this attempt; `marker`: see `Numbered.marker`, None without rows."""
+    """`is_new`: published by this attempt; `marker`: see `Numbered.marker`, None without rows;
+    `number`: under which it is kept."""
 
     is_new: bool
+    number: int
     marker: dict[str, Any] | None
 
 
@@ -166,7 +172,7 @@ class NumberedSink:
             try:
                 if has_failed:  # anywhere
                     [(query, batch), *_] = {(m["query"], m["batch"]) for m in published.values()}
-                    published |= _of_batch(self.markers.back_to(query, batch), query, batch)
+                    published |= markers_of_batch(self.markers.back_to(query, batch), query, batch)
                     repeated = [*published]
                 Settling(self._clients, self._id, self.markers, published, repeated).run()
                 return
@@ -178,7 +184,7 @@ class NumberedSink:
 
     def published_tasks(self, query: str, batch: int) -> set[int]:
         """Tasks that have published their part of this batch, the last one begun."""
-        return {*_of_batch(self.markers.back_to(query, batch), query, batch)}
+        return {*markers_of_batch(self.markers.back_to(query, batch), query, batch)}
 
     def owner(self) -> tuple[str, int] | None:
         """Query and batch of the last marker; None if there is none."""
@@ -189,35 +195,59 @@ class NumberedSink:
         return TransactionWriter(self._clients, self._id, number)
 
     def _try(self, numbered: Numbered, parts: Parts, refusals: Refusals) -> Outcome:
-        number, before = numbered.task, (numbered.query, numbered.batch)
+        task, before = numbered.task, (numbered.query, numbered.batch)
         if numbered.batch == 0:  # before any producer of another query is fenced
-            self.markers.own(numbered, parts, self.markers.back_to(*before))
-        if numbered.is_repeated and parts.has_rows and not self._reads_back:
-            self._end_left_open(number, parts)
-        with self._writer(number) as writer:
-            failpoint("after_take")
-            if numbered.is_repeated:
-                self.markers.check_leader()
-            markers = self.markers.back_to(*before)
-            marker = self.markers.own(numbered, parts, markers)
-            if marker is not None:
-                if marker.get("run") != numbered.run:
-                    marker["run"] = numbered.run
-                    writer.run([self.markers.batch({number: marker})])
-                return Outcome(False, marker)
-            # the first marker also names the id's new owner
-            if not parts.has_rows and (numbered.batch or number):
-                return Outcome(False, None)
-            if numbered.after >= 0:
-                self._require_visible(numbered, markers)
-            if numbered.run:
-                self._wait_for_confirmed(numbered, markers)
-            mine = (m["refused"] for key, m in markers if key == f"{self._id}/{number}")
-            refusals.before = next(mine, 0)
-            marker = numbered.marker()
-            reduced = writer.caution.reduces_dead
-            writer.run(self._batches(marker, parts, refusals, numbered, reduced), failpoint)
-        return Outcome(True, marker)
+            self.markers.number_of(numbered, parts, self.markers.back_to(*before))
+        number = task
+        while True:
+            if numbered.is_repeated and not self._reads_back:
+                self._end_left_open(number, parts)
+            with self._writer(number) as writer:
+                failpoint("after_take")
+                if numbered.is_repeated:
+                    self.markers.check_leader()
+                markers = self.markers.back_to(*before)
+                to = self.markers.number_of(numbered, parts, markers)
+                if to is None:
+                    is_taken = task in markers_of_batch(markers, *before)
+                    if numbered.run and (parts.has_rows or is_taken):
+                        markers = self._wait_for_confirmed(numbered, markers)
+                    # the first marker also names the id's new owner
+                    if not parts.has_rows and (numbered.batch or task):
+                        return Outcome(False, task, None)
+                    to = _free(task, markers_of_batch(markers, *before))
+                if to == number:  # no other task can take it meanwhile
+                    return self._publish(
+                        numbered, parts, refusals, number=number, writer=writer, markers=markers
+                    )
+            number = to
+
+    def _publish(  # noqa: PLR0913 (by keyword)
+        self,
+        numbered: Numbered,
+        parts: Parts,
+        refusals: Refusals,
+        *,
+        number: int,
+        writer: TransactionWriter,
+        markers: list[Marker],
+    ) -> Outcome:
+        """Publish the rows under this number, or confirm that an earlier start has."""
+        task, run = numbered.task, numbered.run
+        published = markers_of_batch(markers, numbered.query, numbered.batch)
+        if (marker := published.get(number)) is not None:
+            if (marker["task"], marker["run"]) != (task, run):
+                marker |= {"task": task, "run": run}
+                writer.run([self.markers.batch({number: marker})])
+            return Outcome(False, number, marker)
+        if numbered.after >= 0:
+            self._require_visible(numbered, markers)
+        before = (m for _, m in markers if m["batch"] < numbered.batch)
+        mine = (m["refused"] for m in before if m["task"] == task)
+        refusals.before = next(mine, 0)
+        marker, reduced = numbered.marker(), writer.caution.reduces_dead
+        writer.run(self._batches(number, marker, parts, refusals, reduced), failpoint)
+        return Outcome(True, number, marker)
 
     def _end_left_open(self, number: int, parts: Parts) -> None:
         """End what earlier attempts left open in any topic of the rows.
@@ -235,17 +265,17 @@ class NumberedSink:
 
     def _batches(
         self,
+        number: int,
         marker: dict[str, Any],
         parts: Parts,
         refusals: Refusals,
-        numbered: Numbered,
         reduced: bool,
     ) -> Iterator[Batch]:
         """The transaction's batches: the records of each part, then the marker."""
         checked = set[PartitionId]()
         written: dict[str, Any] = {}
-        for number, make in enumerate(parts):
-            batch = make(refusals.begin(number), reduced)
+        for part, make in enumerate(parts):
+            batch = make(refusals.begin(part), reduced)
             refusals.made({topic: len(of.partitions) for topic, of in batch.events.items()})
             if self._reads_back:
                 # not side topics, where another task may have one open for good reason
@@ -258,7 +288,7 @@ class NumberedSink:
         digest, rows = parts.digest(), parts.rows
         marker |= {"digest": digest, "rows": rows, "written": written}
         marker["refused"] = refusals.in_a_row()[1]
-        last = self.markers.batch({numbered.task: marker})
+        last = self.markers.batch({number: marker})
         failpoint("before_marker")
         yield last
         failpoint("after_marker")
@@ -290,37 +320,38 @@ class NumberedSink:
                 " and publishes what is missing",
             )
 
-    def _wait_for_confirmed(self, numbered: Numbered, markers: list[Marker]) -> None:
-        """Wait until each task published by an earlier run has found the same rows."""
+    def _wait_for_confirmed(self, numbered: Numbered, markers: list[Marker]) -> list[Marker]:
+        """Wait until tasks have come with all rows that an earlier run has published."""
         began = self._clients.clock.monotonic()
         query, batch = numbered.query, numbered.batch
         while True:
-            others = _of_batch(markers, query, batch).items()
-            if not (waiting := sorted(task for task, m in others if m.get("run") != numbered.run)):
-                return
+            others = markers_of_batch(markers, query, batch).items()
+            if not (waiting := sorted(number for number, m in others if m["run"] != numbered.run)):
+                return markers
             waited = self._clients.clock.monotonic() - began
             if not waited:
-                log.warning("batch %d is repeated; waiting for tasks %s", batch, waiting)
+                log.warning("batch %d is repeated; waiting for its parts %s", batch, waiting)
             if waited > _CONFIRMED_WITHIN:
                 self.markers.refuse(
                     "sink.batch_changed",
-                    f"batch {batch} is repeated, and an earlier start of the query has published"
-                    f" its tasks {', '.join(map(str, waiting))}, which have not come again within"
-                    f" {waited:.0f} s: there are fewer tasks, or fewer cores, than before; nothing"
-                    " more was published",
+                    f"batch {batch} is repeated, and no task had the rows that an earlier start"
+                    f" published as part {', '.join(map(str, waiting))}, within {waited:.0f} s:"
+                    " the source gives other rows, divides them otherwise, or there are fewer cores"
+                    " than tasks; nothing more was published",
                     suggestion=SAME_ROWS,
                 )
             self._clients.clock.sleep(0.2)
             markers = self.markers.back_to(query, batch)
 
 
-def _of_batch(markers: list[Marker], query: str, batch: int) -> dict[int, dict[str, Any]]:
-    """The last marker of each task that has published its part of a batch."""
-    found: dict[int, dict[str, Any]] = {}
-    for key, marker in markers:
-        if (marker["query"], marker["batch"]) == (query, batch):
-            found.setdefault(int(key.rpartition("/")[2]), marker)
-    return found
+def _free(task: int, published: Mapping[int, Mapping[str, Any]]) -> int:
+    """A number for a task's rows: its own, or one left by a task whose rows have another.
+
+    Each task has at most one number, so no two tasks come to the same one.
+    """
+    while (marker := published.get(task)) is not None:
+        task = marker["task"]
+    return task
 
 
 def _too_many_refused(sink: config.Sink, reason: str) -> SinkError:

@@ -46,8 +46,6 @@ _LONGEST = 5.0
 _MOST_BETWEEN = 200
 """Offsets of a partition that `check_between` reads."""
 
-_Ranges = dict[Place, tuple[int, int]]
-
 
 class Reading(Iterator[list[Message]]):
     """Chunks of the records of ranges (first and next offset), in order per partition.
@@ -288,7 +286,9 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
 
 def check_sample(clients: Clients, app_id: str) -> None:
     """Raise `sink.other_publisher` if another's event is at an end of a partition of the topic."""
-    first, last, _ = _ends_first(_whole(clients, [clients.sink.topic]))
+    whole = _whole(clients, [clients.sink.topic])
+    first = {p: (low, min(low + _SAMPLE, end)) for p, (low, end) in whole.items()}
+    last = {p: (max(first[p][1], end - _SAMPLE), end) for p, (_, end) in whole.items()}
     for ranges in (first, last):
         _check(clients, app_id, ranges)
 
@@ -296,10 +296,8 @@ def check_sample(clients: Clients, app_id: str) -> None:
 def has_written(clients: Clients, app_id: str, names: Iterable[str] = ()) -> bool:
     """Whether this publisher has records on these topics, by default on the topic of the events."""
     whole = _whole(clients, names or [clients.sink.topic])
-    return any(
-        next(own_records(iter_ranges(clients, ranges, committed=True), app_id), None)
-        for ranges in _ends_first(whole)
-    )
+    own = own_records(iter_ranges(clients, whole, committed=True), app_id)
+    return next(own, None) is not None
 
 
 def check_sides(clients: Clients, app_id: str) -> None:
@@ -308,13 +306,6 @@ def check_sides(clients: Clients, app_id: str) -> None:
     is_new = not any(end for _, end in _whole(clients, [topic]).values())
     if is_new and has_written(clients, app_id, sides):
         raise faults.sides_left(clients.sink)
-
-
-def _ends_first(whole: _Ranges) -> tuple[_Ranges, _Ranges, _Ranges]:
-    """The first offsets of each partition, the last, and those between, where others may write."""
-    first = {p: (low, min(low + _SAMPLE, end)) for p, (low, end) in whole.items()}
-    last = {p: (max(first[p][1], end - _SAMPLE), end) for p, (_, end) in whole.items()}
-    return first, last, {p: (first[p][1], last[p][0]) for p in whole}
 
 
 def _whole(clients: Clients, names: Iterable[str]) -> dict[Place, tuple[int, int]]:

@@ -73,11 +73,10 @@ class Checkpoints:
                 journals = Journals(Place(str(known.get("location", location))), former)
                 found = journals.oldest(int(progress.get("batch", 0)), int(known["shards"]))
                 low = min([low, *(at - 1 for at in found)])
-        low -= config.recount.horizon
         plan = Plan(
             name,
             start=start,
-            begin=max(begin.start, low),
+            begin=max(begin.start, low - config.recount.horizon),
             upto=begin.start if begin.position is None else begin.position,
             newest=begin.newest,
             server=begin.server,

@@ -161,7 +161,8 @@ class Driver:
     def latest(self, start: Offset) -> Offset:
         """The next batch; `start` if there is nothing to do, or during an outage."""
         last = Plan.from_offset(start)
-        if self._until is not None:  # or the run would end
+        # or the run would end; and Spark begins with a batch, even from where it stands
+        if self._until is not None or not last.batch:
             plan = self._waited(lambda: self._next(last))
         else:
             try:

@@ -187,9 +187,9 @@ class Journals:
             f"the journals of batch {batch} are missing",
             where=f"{self._place.location}/{self._root}",
             suggestion="the checkpoint and the state belong together: restore the state that"
-            " belongs to this checkpoint, or start with a new checkpoint and a new state; where a"
-            " function of foreachBatch left rows unread, as show and limit do, and the query ended"
-            " then: have it read all its rows",
+            " belongs to this checkpoint, or start with a new checkpoint and a new state. Where the"
+            " query left a batch unread and ended then, as foreachBatch with show or limit does, or"
+            " a join with an empty table (spark.sql.adaptive.enabled = false): have it read all",
         )
 
     def _damaged(self, name: str) -> StateError:
@@ -223,9 +223,7 @@ class Snapshots:
         known = set(self._place.names(self._files))
         files = {}
         for file in sorted(folder.iterdir()):
-            with file.open("rb") as read:
-                digest = hashlib.file_digest(read, lambda: hashlib.blake2b(digest_size=20))
-            name = files[file.name] = f"{self._files}/{digest.hexdigest()}"
+            name = files[file.name] = f"{self._files}/{_digest_of(file)}"
             if name not in known:
                 self._place.upload(name, file)
         failpoint("during_snapshot")
@@ -251,7 +249,10 @@ class Snapshots:
             partial.mkdir(parents=True)
             try:
                 for file, source in json.loads(files).items():
-                    self._place.download(source, partial / Path(file).name)
+                    self._place.download(source, copy := partial / Path(file).name)
+                    if _digest_of(copy) != source.rpartition("/")[2]:  # a power failure has cut it
+                        self._place.delete(source)  # or later snapshots would not upload it
+                        raise ValueError(f"{source} is damaged")
                 failpoint("during_fetch")
                 partial.rename(folder)
             except (FileNotFoundError, ValueError) as error:  # it was just pruned
@@ -269,6 +270,11 @@ class Snapshots:
                 shutil.rmtree(partial, ignore_errors=True)
             return batch
         return None
+
+
+def _digest_of(file: Path) -> str:
+    with file.open("rb") as read:
+        return hashlib.file_digest(read, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 
 
 def prune(place: Place, query: str, committed: int, shards: int) -> None:

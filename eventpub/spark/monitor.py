@@ -20,8 +20,8 @@ from eventpub.coordinator.shards import Shard
 from eventpub.coordinator.status import Overview, status
 from eventpub.errors import EventpubError
 from eventpub.publisher.prepare import Prepared
-from eventpub.publisher.publisher import StatusFile, ask
-from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker
+from eventpub.publisher.publisher import StatusFile, ask, remember
+from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker, end_all
 from eventpub.sink.layout import tail_gone
 from eventpub.sink.markers import place_of
 from eventpub.sink.missing_markers import is_held_by
@@ -53,7 +53,6 @@ class Monitor(Overview):
         super().__init__(config, prepared.start_state, self._execute)
         self._state, self._prepared, self._publisher = state, prepared, publisher
         self._assignment = prepared.assignment
-        self.durable.former_shards = None  # only the first batch of a new checkpoint reads theirs
         place = Place(publisher.location)
         self._journals = Journals(place, publisher.query)
         self._plan: Plan = publisher.initial
@@ -83,14 +82,13 @@ class Monitor(Overview):
         return 0
 
     def close(self) -> None:
-        self._checks.end(0.3)
-        self._broker.end(0.3)
+        end_all([self._checks, self._broker], 0.3)
 
     def _execute(self, command: e.Command) -> None:
         if isinstance(command, e.Log):
             getattr(log, command.level)(command.text, **command.facts)
         elif isinstance(command, e.Remember):
-            self._write(command)
+            self.see(remember(self._state, command), time.monotonic())
         else:
             (self._broker if isinstance(command, e.CheckTopic) else self._checks).put(command)
 
@@ -123,8 +121,7 @@ class Monitor(Overview):
             self._left = requests if leave(self._state, requests) else []
         if self.schedule.is_second(now):
             self.rate.add(now, self.progress.published)
-        at = self.progress.position, self.progress.rows_read
-        for command in self.schedule.due(now, 0, at, {}, self.shards):
+        for command in self.schedule.due(now, 0, self.progress.position, {}, self.shards):
             self._execute(command)
         return self._watch.error
 
@@ -261,20 +258,14 @@ class Monitor(Overview):
 
     def remember(self) -> None:
         plan = self._plan
+        if self._seen:  # a new checkpoint's first batch has read them
+            self.durable.take_over_former()
         begin, self.durable.acknowledged = self._prepared.start_state, dict(self._watch.ends)
         hidden_since = plan.unpublished_since if plan.batch else begin.hidden_since
         newest = plan.newest or begin.newest
         low = min([self.durable.low, *self._watch.lowest_hidden()])
         where = {"engine": "spark", "query": plan.query, "batch": self._seen, "low": low}
         self.write(hidden_since, newest, **where)
-
-    def _write(self, command: e.Remember) -> None:
-        event: e.Event = e.Written(command.what)
-        try:
-            self._state.write(self._state.progress_file, dict(command.what), lasting=True)
-        except EventpubError as error:
-            event = e.Failed(command, error)
-        self.see(event, time.monotonic())
 
     def _document(self, now: float) -> dict[str, Any]:
         return status(self, now) | {"engine": "spark", "spark_ui": self.progress.spark_ui}

@@ -23,7 +23,7 @@ from eventpub.publisher.publisher import pause
 from eventpub.sink.transaction import fence_all
 from eventpub.spark.checkpoint import HANGING, Checkpoints
 from eventpub.spark.monitor import Monitor
-from eventpub.spark.options import FIRST_BYTES, LEAST_BYTES
+from eventpub.spark.options import FIRST_BYTES, LEAST_BYTES, Publisher
 from eventpub.spark.session import (
     Spark,
     Watched,
@@ -84,6 +84,10 @@ class _UnusableError(Exception):
 
 
 class SparkPublisher(Run):
+    _most_bytes = 0
+    """Of the first batch of a checkpoint that replaces another; 0: none does."""
+    _is_not_visible = False
+
     def run(self) -> Progress:
         require_java()
         self._spark = Spark(self._config, self._state)
@@ -97,21 +101,29 @@ class SparkPublisher(Run):
             self._spark.begin()
         return super()._prepare()
 
+    def _prepared(self) -> Prepared:
+        prepared = super()._prepared()
+        if self._is_not_visible:
+            begin = prepared.start_state
+            prepared = replace(prepared, start_state=replace(begin, low=begin.start))
+        checkpoints = Checkpoints(self._config, self._state, prepared)
+        self._checkpoint = checkpoints.chosen(self._most_bytes)
+        return prepared
+
     def _publish(self, prepared: Prepared) -> Progress:
         """Replace a damaged checkpoint, as after a power failure: the topic has all it needs."""
-        most_bytes, now = 0, self._available_now
         next_one: Prepared | None = prepared
         while next_one is not None:
+            replaces, now = self._most_bytes > 0, self._available_now
             try:
-                with Query(self._spark, next_one, now, most_bytes) as query:
+                with Query(self._spark, next_one, self._checkpoint, now, replaces) as query:
                     return query.run(self._on_progress, lambda: self._stopped_by)
             except _UnusableError as unusable:
                 is_too_large = str(unusable) == TOO_LARGE
-                most_bytes = max(LEAST_BYTES, (most_bytes or FIRST_BYTES) >> is_too_large)
+                most_bytes = (self._most_bytes or FIRST_BYTES) >> is_too_large
+                self._most_bytes = max(LEAST_BYTES, most_bytes)
+                self._is_not_visible = str(unusable) == NOT_VISIBLE
                 next_one = self._prepare_again()
-                if next_one is not None and str(unusable) == NOT_VISIBLE:
-                    begin = next_one.start_state
-                    next_one = replace(next_one, start_state=replace(begin, low=begin.start))
         return Progress(stopped_by=self._stopped_by)
 
     def _prepare_again(self) -> Prepared | None:
@@ -135,17 +147,21 @@ class Query:
     """The query, its pages and its Spark session; a context manager."""
 
     def __init__(
-        self, spark: Spark, prepared: Prepared, available_now: bool, most_bytes: int
+        self,
+        spark: Spark,
+        prepared: Prepared,
+        checkpoint: Publisher,
+        available_now: bool,
+        replaces_checkpoint: bool,
     ) -> None:
-        """`most_bytes`: of the first batch of a checkpoint that replaces another; 0: none does."""
         config, state = spark.config, spark.state
         self._config, self._state, self._prepared = config, state, prepared
         self._spark = spark
         self._available_now = available_now
-        self._replaces_checkpoint = most_bytes > 0
+        self._replaces_checkpoint = replaces_checkpoint
         self._pauses: queue.SimpleQueue[PauseAsked] = queue.SimpleQueue()
+        self._publisher = checkpoint
         self._checkpoints = Checkpoints(config, state, prepared)
-        self._publisher = self._checkpoints.chosen(most_bytes)
         self.monitor = Monitor(config, state, prepared, self._publisher)
         self.status, self.ask = self.monitor.status, self.monitor.ask
         self.withdraw = self.monitor.withdraw

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from eventpub.config import Config
 from eventpub.config_values import SECRET_NAME
 from eventpub.errors import EventpubError, StateError, find_marked, words_of
+from eventpub.local.downloads import OLDEST, version_of
 from eventpub.state import StateDir
 from eventpub.state_files import disk_full, is_disk_full
 
@@ -33,16 +34,22 @@ _ASKED_EVERY = 0.1
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
-def require_java() -> None:
-    """Raise spark.java_missing unless there is a Java to start Spark with."""
+def require_java() -> str:
+    """The `java` for Spark, with its version; raises spark.java_missing or spark.java_too_old."""
     home = os.environ.get("JAVA_HOME")
-    if not (home and (Path(home) / "bin" / "java").exists()) and not shutil.which("java"):
-        raise StateError(
-            "spark.java_missing",
-            "Spark needs Java 17 or newer, and there is no java on the PATH or in JAVA_HOME",
-            suggestion="install it (Debian: apt-get install openjdk-17-jre-headless), or set"
-            ' JAVA_HOME; without Java: run.engine = "threads"',
-        )
+    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    version = None if program is None else version_of(Path(program))
+    if version is not None and version >= OLDEST:
+        return f"version {version} ({program})"
+    found = "there is none on the PATH, and JAVA_HOME is not set"
+    if program is not None:
+        found = f"{program} {f'is version {version}' if version else 'does not run'}"
+    raise StateError(
+        "spark.java_too_old" if version else "spark.java_missing",
+        f"Spark needs Java {OLDEST} or newer, and {found}",
+        suggestion=f"install it (Debian: apt-get install openjdk-{OLDEST}-jre-headless), or set"
+        ' JAVA_HOME; without Java: run.engine = "threads"',
+    )
 
 
 class Spark:

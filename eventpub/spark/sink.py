@@ -54,27 +54,29 @@ class EventpubSink(DataSource):
         del overwrite
         with errors_through_spark():
             names = set(schema.names)
-            is_source = names >= _OF_SOURCE or names == {GROUP}
-            if not is_source and ("value" not in names or names - _OF_KAFKA):
+            is_grouped = names == {GROUP}
+            is_source = names >= _OF_SOURCE or is_grouped
+            # a column that is not read would be published elsewhere, or not at all
+            left_out = names & _OF_KAFKA if is_source else names - _OF_KAFKA
+            if left_out or not (is_source or "value" in names):
                 raise ConfigError(
                     "config.invalid_value",
                     f"the rows have the columns {', '.join(schema.names)}",
                     where="the query that is written",
                     suggestion="select key, value, headers, topic, partition (only value is"
-                    " required), or the columns of the source eventstore",
+                    " required), or the columns of the source eventstore, without any of these",
                 )
-            if names != {GROUP}:
+            writer = Writer(self.options, is_source=is_source, is_grouped=is_grouped)
+            if not is_grouped:
                 _require_types(schema)
-            writer = Writer(self.options, is_source=is_source, is_grouped=names == {GROUP})
-            if not is_source and "topic" not in names and not writer.options.has_topic:
+                options = writer.options  # what is wrong with them is said now
+            if not (is_grouped or "topic" in names or options.has_topic):
                 raise ConfigError(
                     "config.missing_key",
                     "neither the rows nor the options name a topic",
                     where="option topic",
                     suggestion="set the option topic, or select a column topic",
                 )
-            if not is_source:
-                writer.options  # noqa: B018 (what is wrong with them is said now)
             collect_no_imports()
             return writer
 

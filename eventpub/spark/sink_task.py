@@ -46,7 +46,7 @@ def publish(
         return Published(0, False, numbered.task)
     done = sink.publish(replace(numbered, after=parts.rows_in - 1), parts)
     refused = parts.refused() if done.is_new else ()
-    return Published(parts.rows, done.is_new, numbered.task, refused, done.marker)
+    return Published(parts.rows, done.is_new, done.number, refused, done.marker)
 
 
 def numbered_sink(options: SinkOptions) -> NumberedSink:
@@ -59,12 +59,14 @@ def numbered_sink(options: SinkOptions) -> NumberedSink:
 
 
 def _require_topics(
-    section: config.Sink, sink: NumberedSink, *, late: bool = False, was_written: bool = False
+    section: config.Sink, sink: NumberedSink, *sides: str, was_written: bool = False
 ) -> None:
-    """Create missing topics; that of the events only with the first batch."""
-    if {section.topic, *([section.late_topic] if late else [])} - sink.partitions.keys():
+    """Create missing topics, that of the events only with the first batch. Side topics that are
+    written must have as many partitions as it."""
+    counts = {sink.partitions.get(topic) for topic in (section.topic, *sides)}
+    if None in counts or len(counts) > 1:
         clients = Clients(section)
-        check_topics(clients, late=late, was_written=was_written)
+        check_topics(clients, late=section.late_topic in sides, was_written=was_written)
         sink.partitions |= partition_counts(clients)
 
 
@@ -135,8 +137,11 @@ class _EventRows:
         self._options = options
         self.refused: list[Refusal] = []
         self._at = _rows_by_kind(rows)
-        has_late = bool(len(self._at["late"]))
-        _require_topics(options.sink, sink, late=has_late, was_written=has_written)
+        of = options.sink
+        sides = {"skip": of.gaps_topic, "dead": of.dead_topic, "late": of.late_topic}
+        written = [topic for kind, topic in sides.items() if len(self._at[kind])]
+        _require_topics(of, sink, *written, was_written=has_written)
+        self._sink = sink
         self._partitions = sink.partitions[options.sink.topic]
         columns = [_column(rows, field) for field in EVENTS]
         self._rows = pa.Table.from_arrays(columns, schema=EVENTS)
@@ -151,7 +156,9 @@ class _EventRows:
             dead.append(self._dead(row, self._reasons[row], details.get("published")))
         kept, self.refused = {}, []
         for kind, name in (("event", topic), ("late", self._options.sink.late_topic)):
-            at, reasons = self._at[kind], refused.get(name, {})
+            at = self._at[kind]
+            if reasons := refused.get(name, {}):
+                _require_topics(self._options.sink, self._sink, self._options.sink.dead_topic)
             for number, reason in reasons.items():
                 row = int(at[number])
                 dead.append(self._dead(row, reason, None))
@@ -228,8 +235,8 @@ class _PlainRows:
         self._headers = _values(rows, "headers")
         default = options.sink.topic if options.has_topic else None
         self._topics = [topic or default for topic in _values(rows, "topic")]
-        self._counts = sink.partitions
-        self._require_topics(sink)
+        self._sink, self._counts = sink, sink.partitions
+        self._require_topics()
         self._partitions = [
             _partition(number, key, row, self._counts[str(topic)])
             for row, (number, key, topic) in enumerate(
@@ -237,8 +244,7 @@ class _PlainRows:
             )
         ]
 
-    def _require_topics(self, sink: NumberedSink) -> None:
-        options = self._options
+    def _require_topics(self) -> None:
         for topic in {*self._topics}:
             if topic is None:
                 raise SinkError(
@@ -247,7 +253,12 @@ class _PlainRows:
                     where="column topic",
                     suggestion="set the option topic, or fill the column",
                 )
-            _require_topics(options.sink.model_copy(update={"topic": topic}), sink)
+            self._require(topic, topic)
+
+    def _require(self, name: str, topic: str) -> None:
+        if name not in self._counts:
+            section = self._options.sink.model_copy(update={"topic": topic})
+            _require_topics(section, self._sink, name)
 
     def batch(self, refused: Refused, reduced: bool) -> Batch:
         rows: dict[str, list[int]] = {}
@@ -256,7 +267,8 @@ class _PlainRows:
         side: list[tuple[str, Any]] = []
         events: dict[str, Columns] = {}
         for topic, of_topic in rows.items():
-            reasons = refused.get(topic, {})
+            if reasons := refused.get(topic, {}):
+                self._require(f"{topic}.dead", topic)
             dead = [(of_topic[at], why) for at, why in reasons.items()]
             side += [(f"{topic}.dead", self._dead(topic, row, why, reduced)) for row, why in dead]
             kept = [row for at, row in enumerate(of_topic) if at not in reasons]
@@ -277,8 +289,8 @@ class _PlainRows:
         key = self._keys[row]
         text = key.decode(errors="replace") if isinstance(key, bytes) else key
         dead = DeadRow(text, None, reason, payload=self._values[row])
-        partitions = self._counts.get(f"{topic}.dead", 1)
-        return CloudEvents(self._options.id).dead(dead, (partitions, 0), reduced=reduced)
+        shard = self._counts[f"{topic}.dead"], 0
+        return CloudEvents(self._options.id).dead(dead, shard, reduced=reduced)
 
 
 def _values(rows: pa.Table, name: str) -> list[Any]:

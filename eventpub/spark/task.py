@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +118,19 @@ class Task:
         self._layout = part.layout
         self._rows_in = part.plan.rows_in[part.shard] if part.plan.rows_in else 0
         self._parts = real_parts(options.config)
-        self._place = Place(options.state)
-        self._journals = Journals(self._place, part.plan.query)
         self._folder = options.state_dir / "query" / part.plan.query / str(part.shard)
 
+    @cached_property
+    def _place(self) -> Place:
+        return Place(self._options.state)
+
+    @cached_property
+    def _journals(self) -> Journals:
+        return Journals(self._place, self._plan.query)
+
     def run(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batch's rows. In a user's query, wait for the database before the first of
-        them; `eventpub run` has Spark repeat the task, and reports why."""
+        """Yield the batch's rows. In a user's query, wait for database and location before the
+        first of them; `eventpub run` has Spark repeat the task, and reports why."""
         patience = Patience(f"reading batch {self._plan.batch}, shard {self._number}")
         is_begun = self._options.publisher is not None
         while True:
@@ -133,7 +139,7 @@ class Task:
                     is_begun = True
                     yield rows
                 return
-            except StoreError as error:
+            except (StoreError, StateError) as error:
                 if is_begun or not error.retriable:
                     raise
                 patience.wait(error)
@@ -177,7 +183,11 @@ class Task:
         if not self._folder.exists() and (plan.batch > 1 or publisher is not None):
             found = snapshots.fetch(self._folder, plan.batch - 1)
             if found is None and publisher is not None:
-                recover(assignment, self._number, publisher.beginning, self._folder)
+                beginning = publisher.beginning
+                if plan.batch == 1:  # events that brokers have hidden may be older
+                    low = plan.begin + options.config.recount.horizon
+                    beginning = replace(beginning, low=min(low, beginning.low))
+                recover(assignment, self._number, beginning, self._folder)
                 snapshots.keep(self._folder, 0)
         identity = {"query": plan.query}
         index = Index(self._folder, identity, adopts=lambda _: True, redo=self._redo)

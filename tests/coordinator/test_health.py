@@ -278,7 +278,7 @@ class TestWhatIsWrittenDown:
         life = working()
         seen = [notable(status(life.coordinator, life.now))]
         for error in (AWAY, StoreError("store.auth_failed", "no such user")):
-            life.on(e.Failed(e.MeasureLag(0, 0), error))
+            life.on(e.Failed(e.MeasureLag(0), error))
             seen.append(notable(status(life.coordinator, life.now)))
         life.now += 20.0
         seen.append(notable(status(life.coordinator, life.now)))
@@ -293,7 +293,7 @@ class TestLag:
         life = working()
         seen = []
         for _ in range(5):
-            life.on(e.Failed(e.MeasureLag(0, 0), AWAY))
+            life.on(e.Failed(e.MeasureLag(0), AWAY))
             life.waits(10.0)
             seen.append(lag(life))
         assert seen == sorted(seen)

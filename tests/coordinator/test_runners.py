@@ -172,7 +172,7 @@ class TestRunnersThatFail:
         failed = StoreError("store.query_failed", "Out of memory")
         life, _ = streaming()
         for _ in range(3):
-            commands = life.last(e.Poll), e.Sample(), e.MeasureLag(at(2_000), 0)
+            commands = life.last(e.Poll), e.Sample(), e.MeasureLag(at(2_000))
             for command in commands:
                 life.on(e.Failed(command, failed))
             assert not life.is_ending()

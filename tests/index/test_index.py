@@ -20,6 +20,7 @@ from eventpub.index import Index, Pending, folder_for, glance, summary
 from eventpub.index.database import ROCKSDB
 from eventpub.times import ZONES_DIFFER
 
+SECOND = 1_000_000
 IDENTITY = {"app": "orders", "topic": "orders.events", "partitions": 8, "shard": [0, 2]}
 HOLD = Hold("ä 'b' ", 3, 9, first_seen=100, attempts=2, next_attempt=300, since=50)
 GAP = SkippedGap("a", 4, 5, 100, 200, 8, "max_backoff")
@@ -426,6 +427,51 @@ def test_where_one_of_the_former_indexes_is_gone_there_is_no_position(tmp_path: 
         move(index, [tmp_path / "0", tmp_path / "1"], lambda _: True, [("t", 0), ("t", 1)], None)
         assert index.position is None
         assert index.offsets == {("t", 0): 10}
+
+
+@pytest.mark.parametrize(
+    ("of_each", "expected"),
+    [
+        ([({0: 20, 1: 9}, True), ({0: 3, 1: 30}, True)], {0: 3, 1: 9}),
+        ([({0: 20, 1: 9}, True), ({0: 3}, True)], {0: 3}),
+        ([({0: 20, 1: 9}, True), None], {}),
+        ([({0: 8}, False), ({0: 30, 1: 9}, True)], {0: 8, 1: 9}),
+        ([({0: 50}, False), ({0: 30, 1: 9}, True)], {0: 30, 1: 9}),
+        ([({0: 50}, False), ({1: 9}, True)], {1: 9}),
+        ([({0: 8}, False), None], {}),
+    ],
+)
+def test_an_index_that_was_reading_all_partitions_knows_only_its_own_aggregates(
+    tmp_path: Path, of_each: list[Any], expected: dict[int, int]
+) -> None:
+    """Stopped there and started with other shards, it would have repeated events."""
+    for number, of in enumerate(of_each):
+        if of is not None:
+            offsets, everywhere = of
+            fill(tmp_path / str(number), [f"a-{number}"], 70, {})
+            with Index(tmp_path / str(number), IDENTITY) as index:
+                written = {("t", p): (at - 1, at) for p, at in offsets.items()}
+                moved = {("t", p): at for p, at in offsets.items()}
+                index.record(decided(), moved, 70, written=written)
+                index.note(reads_everywhere=everywhere)
+    with Index(tmp_path / "new", IDENTITY) as index:
+        folders = [tmp_path / str(number) for number in range(len(of_each))]
+        move(index, folders, lambda _: True, [("t", 0), ("t", 1)], None, everywhere=True)
+        assert index.offsets == {("t", p): at for p, at in expected.items()}
+        assert index.reads_everywhere
+
+
+def test_a_position_that_others_have_passed_is_moved_up_to_a_whole_bucket(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.skip_to(9 * SECOND)
+        assert not index.position
+        index.record(decided(), {}, 4 * SECOND + 5, counted={3: 2, 4: 1})
+        index.skip_to(4 * SECOND + 7)
+        assert index.position == 4 * SECOND + 5
+        index.skip_to(9 * SECOND + 7)
+        assert index.position == 9 * SECOND
+        assert index.counts.since(0) == {3: 2}, "the other is not whole"
 
 
 def test_holds_and_skips_are_seen_beside_the_process_that_has_the_index(tmp_path: Path) -> None:

@@ -95,6 +95,29 @@ def test_a6_a7_holds_and_skips_are_listed_and_acted_on(
     assert gaps(publisher, 0)["skipped"][0]["still_missing"] is False
 
 
+def test_a6_a_retry_looks_for_all_that_an_aggregate_lacks_held_or_skipped(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "60s"})
+    publisher.start()
+    commit(database, "a", 1, 3)
+    publisher.until_published("a", [1])
+    eventually(lambda: gaps(publisher, 1)["open"])
+    assert answer(publisher, "skip", "a", "--yes") == "skipped"
+    with transaction(database) as cursor:  # behind the horizon: nobody looks for it by itself
+        insert(cursor, "a", 2, create_time="2020-01-01 00:00:00")
+        cursor.connection.commit()
+    commit(database, "a", 5, 7)
+    eventually(lambda: gaps(publisher, 1)["open"])
+    commit(database, "a", 4)
+    assert answer(publisher, "retry", "a") == "still missing", "6, and no more 2 or 4"
+    eventually(lambda: sorted(publisher.topic.versions("a")) == [1, 2, 3, 4, 5], 30)
+    commit(database, "a", 6)
+    assert answer(publisher, "retry", "a") in {"found", "nothing is missing"}
+    eventually(lambda: sorted(publisher.topic.versions("a")) == [1, 2, 3, 4, 5, 6, 7], 30)
+
+
 def test_a6_a_skip_of_which_a_part_has_come_is_still_missing(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

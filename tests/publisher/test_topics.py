@@ -245,6 +245,7 @@ def test_a15_partitions_are_added(database: FreshDatabase, new_publisher: NewPub
     assert "number of partitions has changed" in publisher.log.read_text()
     commit(database, 4)
     published(publisher, 160 + len(QUIET))
+    assert not [*publisher.state.glob("index/former-*")], "else the next ones would be read with it"
     publisher.lose_index()
     commit(database, 5)
     published(publisher, 200 + len(QUIET))

@@ -35,7 +35,7 @@ SECRETS = {
     "sasl.oauthbearer.client.secret": "planted-oauth-4",
     "spark.ssl.keyPassword": "planted-spark-ssl-5",
     "spark.hadoop.fs.s3a.secret.key": "planted-s3a-6",
-    "spark.hadoop.fs.azure.account.credential": "planted-azure-7",
+    "spark.hadoop.fs.azure.account.key.acc.dfs.core.windows.net": "planted-azure-7",
     "spark.driver.extraJavaOptions": "planted-java-option-8",
     "ops.token": "planted-ops-token-9",
 }

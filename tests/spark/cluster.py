@@ -55,6 +55,14 @@ class Cluster:
                 return True
         return False
 
+    def lose_one(self) -> None:
+        """Kill a worker that has an executor, with all that its machine runs."""
+        worker = next(each for each in self._workers if psutil.Process(each.pid).children())
+        machine = psutil.Process(worker.pid)
+        for process in [*machine.children(recursive=True), machine]:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+
 
 @contextmanager
 def cluster(folder: Path, private: Sequence[Path]) -> Iterator[Cluster]:

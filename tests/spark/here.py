@@ -99,7 +99,7 @@ class StandIn:
             self._batch(reader, number, before, end)
         while not self._stopping:
             start, end = end, reader.latestOffset(end, ReadAllAvailable())
-            if end != start:
+            if end != start or number < 0:
                 number += 1
                 replace_file(self._offsets / str(number), json.dumps(end))
                 self._batch(reader, number, start, end)

@@ -50,7 +50,7 @@ class Query:
         """Write the next batch to the offset log, if there is one."""
         last = self.offsets[-1] if self.offsets else self.reader.initialOffset()
         offset = self.reader.latestOffset(last, ReadMaxRows(1))
-        if offset == last:
+        if offset == last and self.offsets:  # Spark always has a first batch
             return False
         self.offsets.append(offset)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -145,6 +146,24 @@ def test_an_index_is_fetched_from_the_newest_snapshot_that_is_not_too_new(tmp_pa
     assert snapshots.fetch(tmp_path / "newest", 4) == 4
     assert journals.head(3, 0) is None
     assert journals.head(4, 0) is not None
+
+
+def test_a_snapshot_that_a_power_failure_has_cut_is_not_used(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "place"))
+    snapshots = Snapshots(place, "q", 0)
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for batch in (1, 2):
+        (folder / "1.sst").write_text("of both")
+        (folder / f"{batch + 1}.sst").write_text(f"since {batch}")
+        snapshots.keep(folder, batch)
+    [cut] = {*place.names("q/file/0")} - {
+        *json.loads(place.read(f"q/snapshot/0/{1:012d}.json") or b"").values()
+    }
+    (tmp_path / "place" / cut).write_bytes(b"")
+    assert snapshots.fetch(tmp_path / "new", 2) == 1
+    snapshots.keep(folder, 3)
+    assert snapshots.fetch(tmp_path / "newest", 3) == 3, "it is uploaded again"
 
 
 def test_what_a_killed_prune_leaves_is_removed_by_the_next(

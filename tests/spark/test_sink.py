@@ -23,6 +23,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -76,6 +77,22 @@ def event(aggregate_id: str, version: int, kind: str = "event", **columns: Any) 
     nothing = {"metadata": None, "reason": None, "detail": None}
     row = {"event_type": "t", "payload": b"p", "create_time": CREATED, "late": False, **nothing}
     return row | {"aggregate_id": aggregate_id, "version": version, "kind": kind} | columns
+
+
+_PLAIN_FIELDS: list[Any] = [
+    ("key", pa.string()),
+    ("value", pa.binary()),
+    ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ("topic", pa.string()),
+    ("partition", pa.int32()),
+]
+PLAIN: Any = pa.schema(_PLAIN_FIELDS)
+
+
+def plain(key: str | None, value: str, **columns: Any) -> dict[str, Any]:
+    """A row with Spark's columns."""
+    nothing = {"headers": None, "topic": None, "partition": None}
+    return {"key": key, "value": value.encode(), **nothing, **columns}
 
 
 class Task:
@@ -204,13 +221,22 @@ def test_a_repeated_batch_with_other_rows_is_refused(
 
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_a_repeated_batch_may_have_its_rows_in_another_order(
-    sink: Task, kafka_server: Kafka, topic_name: str, is_plain: bool
+    sink: Task,
+    kafka_server: Kafka,
+    topic_name: str,
+    is_plain: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As after a shuffle, which gives a task the same rows in the order of their arrival."""
+    monkeypatch.setattr(numbered, "_CONFIRMED_WITHIN", 0.5)
     schema = PLAIN if is_plain else ROWS
     rows = [plain(f"k{n % 3}", f"v{n % 5}") if is_plain else event("a", n) for n in range(20)]
     assert sink.write(0, rows, schema=schema).is_new
     sink.run, sink.part = "r2", 3
+    for changed in (rows[1:], [*rows, rows[0]], [*rows[1:], rows[1]]):
+        refused = sink.refused(0, changed, schema=schema)
+        assert refused.code == "sink.batch_changed"
+        assert "published as part 0" in refused.message
     assert not sink.write(0, rows[::-1], schema=schema).is_new
     for changed in (rows[1:], [*rows, rows[0]], [*rows[1:], rows[1]]):
         refused = sink.refused(0, changed, schema=schema)
@@ -232,7 +258,10 @@ def test_a_repeated_batch_with_other_headers_or_a_value_moved_to_the_key_is_refu
         assert sink.refused(0, rows, schema=PLAIN).code == "sink.batch_changed"
 
 
-def test_a_task_that_had_rows_and_is_empty_when_repeated_is_refused(sink: Task) -> None:
+def test_a_task_that_had_rows_and_is_empty_when_repeated_is_refused(
+    sink: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbered, "_CONFIRMED_WITHIN", 0.5)
     sink.write(0, [event("a", 1)])
     sink.write(1, [event("a", 2)], task=3)
     sink.run = "r2"
@@ -250,12 +279,36 @@ def test_a_repeated_batch_in_another_number_of_tasks_publishes_nothing(
     sink.run = "r2"
     refused = sink.refused(0, rows[2:4], task=1)
     assert refused.code == "sink.batch_changed"
-    assert "published its tasks 0" in refused.message
+    assert "published as part 0" in refused.message
     assert sink.refused(0, rows[:2], task=0).code == "sink.batch_changed"
     assert len(versions(kafka_server, topic_name)) == 3
     assert not sink.write(0, rows[:3], task=0).is_new
     assert sink.write(0, rows[3:], task=1).is_new, "divided as before"
     assert sorted(versions(kafka_server, topic_name)) == [(f"a-{n}", 1) for n in range(6)]
+
+
+@pytest.mark.parametrize("published", [(0,), (1,), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("order", [(1, 0, 2), (1, 2, 0), (2, 1, 0)])
+def test_a_start_may_number_the_tasks_of_a_batch_otherwise(
+    sink: Task, kafka_server: Kafka, topic_name: str, published: tuple[int, ...], order: Any
+) -> None:
+    """As Spark's source for Kafka does, whose first plan has its partitions in any order."""
+    rows = [[event(f"{name}-{n}", 1) for n in range(3)] for name in "abb"]  # two have the same
+    rows[2] = rows[1]
+    for task in published:
+        assert sink.write(0, rows[task], task).is_new
+    for run in ("r2", "r3"):
+        sink.run = run
+        with ThreadPoolExecutor() as pool:
+            done = [pool.submit(sink.write, 0, rows[order[task]], task) for task in range(3)]
+        assert sum(each.result().is_new for each in done) == (3 - len(published)) * (run == "r2")
+        numbers = {each.result().task for each in done}
+        assert numbers == {0, 1, 2}
+        order = order[::-1]
+    for task in range(3):
+        assert not sink.write(0, rows[order[::-1][task]], task).is_new, "repeated in the same start"
+    found = sorted(versions(kafka_server, topic_name))
+    assert found == sorted((row["aggregate_id"], 1) for part in rows for row in part)
 
 
 def test_tasks_that_have_not_published_wait_for_those_that_have(
@@ -603,6 +656,32 @@ def test_a_row_that_the_broker_refuses_is_a_dead_letter_and_the_rest_goes(
     assert limited.refused(0, too_many).code == "sink.too_many_refused"
 
 
+@pytest.mark.parametrize("schema", [ROWS, PLAIN], ids=["source", "plain"])
+def test_side_topics_are_created_beside_a_topic_that_was_there(
+    kafka_server: Kafka, topic_name: str, schema: Any
+) -> None:
+    """Without them, the first row that is refused would stop the query for good."""
+    create_topic(kafka_server, topic_name, 6)
+    sink, large = Task(kafka_server, topic_name), "x" * 2_000_000
+    if schema is PLAIN:
+        rows = [plain(f"k-{n}", large) for n in range(9)]
+    else:
+        rows = [event(f"k-{n}", 1, payload=large.encode()) for n in range(9)]
+    assert sink.write(0, rows, schema=schema).is_new
+    dead = read_topic(kafka_server.bootstrap_servers, f"{topic_name}.dead")
+    assert sorted(record.key() for record in dead) == [f"k-{n}".encode() for n in range(9)]
+
+
+def test_a_side_topic_with_fewer_partitions_is_named(kafka_server: Kafka, topic_name: str) -> None:
+    create_topic(kafka_server, topic_name, 6)
+    create_topic(kafka_server, f"{topic_name}.dead", 1)
+    sink = Task(kafka_server, topic_name)
+    assert sink.write(0, [event("a", 1)]).is_new, "it is not needed yet"
+    error = sink.refused(1, [event("a", 2, "dead", reason="r", detail="{}")])
+    assert error.code == "sink.partition_count"
+    assert f"--alter --topic {topic_name}.dead --partitions 6" in str(error)
+
+
 @pytest.mark.parametrize("part", [1, 1_000])
 def test_refused_rows_are_counted_in_a_row(kafka_server: Kafka, topic_name: str, part: int) -> None:
     """A batch of many rows may have more of them, and batches of one row each no more."""
@@ -622,22 +701,6 @@ def test_refused_rows_are_counted_in_a_row(kafka_server: Kafka, topic_name: str,
     assert sink.refused(2, rows("c", "x")).code == "sink.too_many_refused"
     assert sink.write(2, rows("c", ".")).is_new
     assert sink.write(3, rows("d", "xx")).is_new
-
-
-_PLAIN_FIELDS: list[Any] = [
-    ("key", pa.string()),
-    ("value", pa.binary()),
-    ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-    ("topic", pa.string()),
-    ("partition", pa.int32()),
-]
-PLAIN: Any = pa.schema(_PLAIN_FIELDS)
-
-
-def plain(key: str | None, value: str, **columns: Any) -> dict[str, Any]:
-    """A row with Spark's columns."""
-    nothing = {"headers": None, "topic": None, "partition": None}
-    return {"key": key, "value": value.encode(), **nothing, **columns}
 
 
 def test_rows_with_sparks_columns_are_published_as_they_are(
@@ -685,6 +748,11 @@ def test_a_query_that_is_started_again_with_other_tasks_repeats_nothing(
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     values = sorted(int(record.value()) for record in read_topic(servers, topic_name))
     assert values == [*range(redivided.ROWS)]
+
+
+def create_topic(server: Kafka, topic: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, partitions)])[topic].result(10)
 
 
 def limit(server: Kafka, topics: list[str], size: int) -> None:
@@ -857,9 +925,13 @@ class TestRefused:
             says = f"column {name} has the type {found.simpleString()}; it must be {expected}"
             with pytest.raises(SourceError, match=says):
                 sink.streamWriter(schema, False)
+        of_source = from_arrow_schema(ROWS)
+        with pytest.raises(SourceError, match="without any of these"):
+            sink.streamWriter(from_arrow_schema(ROWS).add("topic", "string"), False)
         nowhere = EventpubSink({"id": "a", "kafka.bootstrap.servers": "h:1"})
-        with pytest.raises(SourceError, match="topic"):
-            nowhere.streamWriter(StructType().add("value", "string"), False)
+        for schema in (StructType().add("value", "string"), of_source):
+            with pytest.raises(SourceError, match="name a topic"):
+                nowhere.streamWriter(schema, False)
 
 
 def test_a_transactional_id_is_that_of_the_task() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from eventpub.config import Store
 from eventpub.errors import Check
+from eventpub.sources.mysql import EventStore
 from eventpub.sources.mysql.checking import checks
 from eventpub.sources.mysql.migrating import migrate
 from tests.conftest import FreshDatabase
@@ -219,6 +220,33 @@ def test_what_run_would_end_with_is_wrong_and_carries_its_code(database: FreshDa
     assert (last.status, last.code) == ("wrong", "store.table_missing")
     (last,) = checks(Store(url="mysql+pymysql://root@127.0.0.1:1/d"))
     assert (last.status, last.code) == ("wrong", "store.unreachable")
+
+
+@pytest.mark.parametrize(
+    ("zone", "column", "never_read"),
+    [
+        ("+09:00", "DATETIME(6)", 3),
+        ("+09:00", "DATETIME", 3),
+        ("-05:00", "DATETIME(6)", 1),
+        ("+00:00", "DATETIME(6)", 2),
+    ],
+)
+def test_the_first_moment_of_1970_is_that_of_the_zone(
+    database: FreshDatabase, zone: str, column: str, never_read: int
+) -> None:
+    """As `FROM_UNIXTIME(0)` writes it: such a row is not read, which must be said."""
+    create(database, create_time=column)
+    at = [
+        "1969-12-31 19:00:00",
+        "1970-01-01 00:00:00",
+        "1970-01-01 09:00:00",
+        "1970-01-01 09:00:01",
+    ]
+    insert(database, ((f"a-{number}", 1, created) for number, created in enumerate(at)))
+    config = Store(url=database.url, time_zone=zone)
+    with EventStore(config, EventStore.discover(config)) as store:
+        rows = sum(batch.num_rows for batch in store.window(0, store.now(), None))
+        assert (rows, store.never_read()) == (len(at) - never_read, never_read)
 
 
 @both

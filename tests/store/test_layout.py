@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
 
+import pyarrow as pa
 import pytest
 
 from eventpub.config import Store
-from eventpub.errors import StoreError
+from eventpub.errors import StateError, StoreError
 from eventpub.sources.mysql import EventStore
+from eventpub.sources.mysql.statements import spooled
 from tests.conftest import FreshDatabase
 from tests.store.tables import SLICE, create
 
@@ -98,3 +101,16 @@ def test_no_column_is_added_for_a_misspelt_name(database: FreshDatabase) -> None
         said[name] = caught.value.suggestion or ""
     assert "name the right one" in said["create_tmie"]
     assert "ADD COLUMN `happened`" in said["happened"]
+
+
+def test_what_fits_into_memory_needs_no_folder_for_temporary_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container whose disk is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    rows = pa.record_batch({"n": [*range(1000)]})
+    assert [*spooled([rows], 1 << 20)] == [rows]
+    with pytest.raises(StateError, match="set TMPDIR") as failed:
+        [*spooled([rows], 1)]
+    assert failed.value.retriable

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,30 @@ def test_a_table_that_holds_something_else_is_not_touched(database: FreshDatabas
         migrate(Store(url=database.url))
     assert caught.value.code == "store.column_missing"
     assert len(database.execute("SHOW COLUMNS FROM events")) == 2
+
+
+@both
+@pytest.mark.parametrize("charset", ["utf8mb4", "latin1", "ascii"])
+def test_an_id_of_fixed_length_gets_a_slice_too(database: FreshDatabase, charset: str) -> None:
+    """MariaDB refuses what depends on whether CHAR is padded."""
+    config = create(database, aggregate_id=f"CHAR(36) CHARACTER SET {charset} NOT NULL")
+    insert(database, [("a-b", 1, "2026-01-01"), ("c", 1, "2026-01-01")])
+    assert "RTRIM" in migrate(config)[0]
+    assert EventStore.discover(config).slice == "`slice`"
+    assert migrate(config) == []
+    found = dict(database.execute("SELECT aggregate_id, slice FROM events"))
+    assert found == {name: zlib.crc32(name.encode()) % 1024 for name in ("a-b", "c")}
+
+
+def test_rows_that_are_there_twice_beyond_what_is_looked_at_are_named(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventpub.sources.mysql.table._MANY", 1)
+    config = create(database, indexes="KEY (aggregate_id, version)")
+    insert(database, [("a", 1, "2026-01-01"), ("a", 1, "2026-01-01")])
+    with pytest.raises(StoreError, match="ADD INDEX in place of ADD UNIQUE INDEX") as failed:
+        migrate(config)
+    assert failed.value.code == "store.rows_repeated"
 
 
 def test_versions_that_stand_there_twice_get_an_index_that_is_not_unique(

@@ -260,7 +260,10 @@ def additions(table: EventTable, roles: Roles, *, with_slice: bool = False) -> l
         found = table.slice_of(roles.parts)
         by_time.append(found or free_name("slice", table.columns))
         if found is None:
-            new = {by_time[1]: slice_type(of.utf8)} | new
+            text, name = of.utf8, of.parts[0].name
+            if table.columns[roles.parts[0]].type == "char":  # or MariaDB refuses it
+                text = text.replace(name, f"RTRIM({name})")
+            new = {by_time[1]: slice_type(text)} | new
     # invisible, so that a writer's INSERT without a column list still fits
     added = [f"ADD COLUMN {quote(name)} {definition} INVISIBLE" for name, definition in new.items()]
     has_index = any({*index.columns[: len(key)]} == {*key} for index in table.indexes)

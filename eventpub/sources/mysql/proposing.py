@@ -292,7 +292,8 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
         ),
         frozenset(table.columns),
         framework.name,
-        int(min(versions.lowest) != 0) if versions.lowest else framework.first_version,
+        # aggregates may have lost their first events since
+        0 if 0 in versions.lowest or not framework.first_version else 1,
         "skip" if versions.without_identity else framework.without_identity,
         [table.alter(added) + ";"] if added else [],
         notes,

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from pathlib import Path
-from tempfile import SpooledTemporaryFile, gettempdir
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eventpub.admission.model import EVENTS, Shard, VersionRange
-from eventpub.errors import StoreError
+from eventpub.errors import StateError, StoreError
 from eventpub.private_apis.packets import Columns
 from eventpub.sources.base import RowSeen
 from eventpub.sources.mysql.layout import Layout
 from eventpub.sources.mysql.table import SLICES
-from eventpub.state_files import mapping
 
 _EPOCH = datetime(1970, 1, 1)
 _DATETIMES = -30_610_224_000_000_000, 253_402_300_799_999_999  # 1000-01-01 to 9999-12-31
@@ -117,8 +115,9 @@ def newest(layout: Layout, above: int | None, last: int | None, most: int) -> st
 
 
 def without_time(layout: Layout, most: int) -> str:
-    """Number of unreadable rows, up to `most`: with no time, a zero date, or before 1970."""
-    nothing = f"{layout.create_time} < '1970-01-01 00:00:01' OR {layout.create_time} IS NULL"
+    """Number of unreadable rows, up to `most`: with no time, a zero date, or before 1970 in UTC."""
+    first, _ = local_range(layout, 0, _TIMESTAMPS[1]) or _TIMESTAMPS
+    nothing = f"{layout.create_time} < {_time(first)} OR {layout.create_time} IS NULL"
     return f"SELECT COUNT(*) FROM ({_select('1', layout.by_time, nothing, most=most)}) AS t"
 
 
@@ -228,9 +227,18 @@ def spooled(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordB
     with SpooledTemporaryFile(most) as file:
         writer: Any = None
         for batch in batches:
-            with mapping(Path(gettempdir())):
+            try:
                 writer = writer or pa.ipc.new_stream(file, batch.schema)
                 writer.write_batch(batch)
+            except OSError as error:
+                raise StateError(
+                    "state.no_temporary_file",
+                    f"what does not fit into memory cannot be kept in a temporary file: {error}",
+                    where="TMPDIR",
+                    suggestion="free space in the folder for temporary files, or set TMPDIR to"
+                    " another one that the publisher's user may write",
+                    retriable=True,
+                ) from error
         if writer is not None:
             writer.close()
             file.seek(0)

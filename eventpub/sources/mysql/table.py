@@ -146,7 +146,8 @@ class EventTable:
 
         def bare(expression: str) -> str:
             """Strip what the server adds when it rewrites an expression."""
-            return re.sub(r"[\s()`\\]", "", re.sub(r"(?i)\smod\s", "%", expression)).lower()
+            plain = re.sub(r"(?i)\brtrim\b", "", re.sub(r"(?i)\smod\s", "%", expression))
+            return re.sub(r"[\s()`\\]", "", plain).lower()
 
         identity = self.identity(parts)
         if not identity.is_text:
