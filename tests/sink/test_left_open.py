@@ -185,7 +185,9 @@ def test_each_further_attempt_ends_what_those_before_left_open_in_each_topic_of_
     sink = numbered.NumberedSink(Clients(SINK), "app")
     sink.partitions = {"named": 2}
     sink.markers = Mock(
-        own=Mock(return_value=None), back_to=Mock(return_value=[]), batch=lambda _: Batch({}, [])
+        number_of=Mock(return_value=None),
+        back_to=Mock(return_value=[]),
+        batch=lambda _: Batch({}, []),
     )
     rows = Batch({}, [("named", Record(b"k", b"v", 0, 1, []))])
     parts = MagicMock(rows=1, has_rows=True, digest=lambda: "d", topics=lambda: {"named"})
