@@ -279,7 +279,7 @@ class Summary:
 def choose(holds: Iterable[Hold], most: int, about: Collection[str]) -> tuple[list[Hold], int]:
     """Holds of the aggregates in `about`, then the `most` first seen; and the total count."""
     named: list[Hold] = []
-    count = 0
+    count, about = 0, frozenset(about)
 
     def others() -> Iterator[Hold]:
         nonlocal count
@@ -313,6 +313,7 @@ def _glance(directory: Path, most: int, about: Collection[str]) -> Pending:
     with read_only(directory) as items:
         if items is None:
             return Pending([], 0, {})
+        about = frozenset(about)
         held = (unpacked_hold(key[1:].decode(), value) for key, value in items(b"h"))
         holds, count = choose(held, most, about)
         skipped = {

@@ -33,16 +33,16 @@ class Rules:
         numbers: of the topic's partitions, earlier numbers first.
         clock_changes: when clocks go back, and by how much, µs. Rows of the hour before or after
             are read at both possible times, and published with one of them.
-        held_since: events created at or after, µs, may wait for a missing version; None: any may.
-        held: which of some aggregates the publisher holds.
+        held: the first missing version of those of some aggregates that the publisher holds; None:
+            unknown, so that events created at or after `held_since`, µs, may wait for one.
     """
 
     numbers: Sequence[int]
     late_policy: str = "publish"
     clock_changes: Collection[tuple[int, int]] = ()
     first_version: int = 1
-    held_since: int | None = None
-    held: Callable[[Collection[str]], Collection[str]] = lambda ids: ids
+    held_since: int = 0
+    held: Callable[[Collection[str]], Mapping[str, int] | None] = lambda _: None
 
 
 def differences(sides: Sides, kind: str, most: int | None = None) -> Iterator[Difference]:
@@ -310,6 +310,7 @@ class Comparison:
             if version > rules.first_version and below != version - 1
         ]
         lacking = set(asked) - set(self._look_up(asked))
+        known = rules.held({aggregate_id for aggregate_id, _ in lacking}) if lacking else {}
         held, waiting, previous, note = [], None, None, ""
         for aggregate_id, version, created, below in rows:
             if (aggregate_id, version - 1) in lacking:
@@ -317,10 +318,12 @@ class Comparison:
                 waiting, note = aggregate_id, f"waits for {named_versions(first, version - 1)}"
             elif version - 1 != previous:  # which does not wait
                 waiting = None
-            if rules.held_since is not None and created < rules.held_since:
-                waiting = None
+            if known is None:
+                is_held = created >= rules.held_since
+            else:
+                is_held = version > known.get(aggregate_id, version)
+            waiting = waiting if is_held else None
             if aggregate_id == waiting:
                 held.append((aggregate_id, version, created, note))
             previous = version
-        known = rules.held({row[0] for row in held}) if held else ()
-        return [row for row in held if row[0] in known]
+        return held

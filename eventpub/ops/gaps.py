@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from eventpub.admission.model import Hold, SkippedGap, VersionRange
@@ -93,6 +94,13 @@ def _recorded(config: Config, limit: int) -> tuple[list[SkippedGap], int]:
     return latest, count
 
 
+def indexes(config: Config, state: StateDir) -> list[Path]:
+    """The folders of the shards' indexes on this machine."""
+    progress = state.read_progress() or {}
+    count = progress.get("shards", config.run.shards)
+    return [state.index_of(progress, number, count) for number in range(count)]
+
+
 def pending(
     config: Config, state: StateDir, most: int, about: tuple[str, ...]
 ) -> tuple[Pending, bool]:
@@ -110,11 +118,8 @@ def pending(
             Pending([Hold(**hold) for hold in one["holds"]], one["count"], one["skipped"])
             for one in found
         ]
-    else:  # from the local indexes
-        progress = state.read_progress() or {}
-        count = progress.get("shards", config.run.shards)
-        folders = [state.index_of(progress, number, count) for number in range(count)]
-        shards = [glance(folder, most, about) for folder in folders]
+    else:
+        shards = [glance(folder, most, about) for folder in indexes(config, state)]
     skipped: dict[str, list[tuple[int, int]]] = {}
     for shard in shards:
         skipped |= {a: [(f, t) for f, t in ranges] for a, ranges in shard.skipped.items() if ranges}

@@ -25,7 +25,7 @@ import pyarrow as pa
 from eventpub.config import Config, Read, format_time, parse_time
 from eventpub.errors import ConfigError, StateError, counted
 from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules, differences
-from eventpub.ops.gaps import pending
+from eventpub.ops.gaps import indexes, pending
 from eventpub.ops.sides import (
     KINDS,
     Sides,
@@ -123,20 +123,19 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
 
 
 def _held_since(config: Config, now: int) -> int:
-    """Without the publisher's state: events created at or after this may wait, µs."""
+    """Events created at or after this may wait for a lower version, µs."""
     gaps, read = config.gaps, config.read
     attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
-    if _read_state(config, "progress.json"):
-        return 0
     return now - attempts - read.delay - read.max_wait - _GRACE
 
 
-def _held(config: Config, ids: Collection[str]) -> Collection[str]:
-    """Those aggregates that the publisher holds; all without its state."""
-    if not _read_state(config, "progress.json"):
-        return ids
-    holds = pending(config, StateDir(config.app.state_dir), 0, tuple(ids))[0].holds
-    return {hold.aggregate_id for hold in holds}
+def _held(config: Config, ids: Collection[str]) -> dict[str, int] | None:
+    """The first missing version of those aggregates that the publisher holds; None: unknown."""
+    state = StateDir(config.app.state_dir)
+    found, is_answered = pending(config, state, 0, tuple(ids))
+    if not (is_answered or all((folder / "CURRENT").exists() for folder in indexes(config, state))):
+        return None
+    return {hold.aggregate_id: hold.first_missing for hold in found.holds}
 
 
 class _StoppedError(Exception):
@@ -160,10 +159,11 @@ class _Run:
 
     def compare(self, spans: Mapping[Place, tuple[int, int]], wait: float) -> Verdict:
         doing = "reading store and topic"
-        gc.freeze()
         gc.disable()  # no cycles are made, and looking for them takes a third of the CPU
-        self._beside(doing, self._read_store, lambda: self._read_topic(spans))
-        gc.enable()
+        try:
+            self._beside(doing, self._read_store, lambda: self._read_topic(spans))
+        finally:
+            gc.enable()
         ends = self._read_on(doing, {place: end for place, (_, end) in spans.items()})
         verdict = self._compared()
         absent = verdict.absent

@@ -83,6 +83,9 @@ class Checkpoints:
             unpublished_since=begin.hidden_since,
             most_bytes=most_bytes or FIRST_BYTES,
         )
+        if low < progress.get("low", low):  # or a start after this one would not know
+            lower = {**progress, "low": low}
+            self._state.write(self._state.progress_file, lower, lasting=True)
         self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
         if former:
             self._forget(former, str(known.get("location", location)))

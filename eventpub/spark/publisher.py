@@ -116,7 +116,15 @@ class SparkPublisher(Run):
         while next_one is not None:
             replaces, now = self._most_bytes > 0, self._available_now
             try:
-                with Query(self._spark, next_one, self._checkpoint, now, replaces) as query:
+                query = Query(self._spark, next_one, self._checkpoint, now, replaces)
+            except StateError as error:
+                if not error.retriable:
+                    raise
+                log.warning("the start failed; trying again", error=str(error))
+                next_one = self._prepare_again()
+                continue
+            try:
+                with query:
                     return query.run(self._on_progress, lambda: self._stopped_by)
             except _UnusableError as unusable:
                 is_too_large = str(unusable) == TOO_LARGE

@@ -407,8 +407,10 @@ def test_what_waits_for_longer_than_any_hold_lasts_is_missing() -> None:
 
 def test_what_the_publisher_does_not_hold_is_missing() -> None:
     world = World([A[0], A[2], B[1]]).publish(A[0])
-    verdict = world.verify(held=lambda ids: {*ids} - {"b"})
+    verdict = world.verify(held=lambda _: {"a": 2})
     assert found(verdict) == {"missing": [("b", 2)], "held": [("a", 3)]}
+    verdict = world.verify(held=lambda _: {"a": 3, "b": 1})
+    assert found(verdict) == {"missing": [("a", 3)], "held": [("b", 2)]}
 
 
 def test_what_follows_a_published_version_does_not_wait_for_one_below_it() -> None:

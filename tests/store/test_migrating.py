@@ -155,6 +155,8 @@ def test_an_id_of_fixed_length_gets_a_slice_too(database: FreshDatabase, charset
     assert migrate(config) == []
     found = dict(database.execute("SELECT aggregate_id, slice FROM events"))
     assert found == {name: zlib.crc32(name.encode()) % 1024 for name in ("a-b", "c")}
+    database.execute("ALTER TABLE events MODIFY aggregate_id VARCHAR(36) NOT NULL")
+    assert EventStore.discover(config).slice is None, "a blank at the end counts now"
 
 
 def test_rows_that_are_there_twice_beyond_what_is_looked_at_are_named(

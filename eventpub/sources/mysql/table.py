@@ -146,8 +146,10 @@ class EventTable:
 
         def bare(expression: str) -> str:
             """Strip what the server adds when it rewrites an expression."""
-            plain = re.sub(r"(?i)\brtrim\b", "", re.sub(r"(?i)\smod\s", "%", expression))
-            return re.sub(r"[\s()`\\]", "", plain).lower()
+            expression = re.sub(r"(?i)\smod\s", "%", expression)
+            if self.columns[parts[0]].type == "char":
+                expression = re.sub(r"(?i)\brtrim\b", "", expression)
+            return re.sub(r"[\s()`\\]", "", expression).lower()
 
         identity = self.identity(parts)
         if not identity.is_text:
