@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import time
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer
 
+from eventpub.coordinator.position import StartState
 from eventpub.errors import SinkError
 from eventpub.spark import checkpoint as of_spark
 from eventpub.spark.checkpoint import Checkpoints
 from eventpub.spark.publisher import Query, _UnusableError
+from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, commit, create_table, eventually
@@ -102,6 +106,34 @@ def test_a_checkpoint_whose_markers_are_hidden_does_not_go_on(
     monkeypatch.setattr(of_spark, "Place", lambda _: SimpleNamespace(names=lambda _: names))
     checkpoints: Any = SimpleNamespace(sink=lambda: SimpleNamespace(owner=hidden))
     assert not Checkpoints._goes_on(checkpoints, "q", "/state")
+
+
+def test_a_start_that_ends_before_its_checkpoint_is_taken_leaves_from_where_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next one would read from the last run's position, above what is not visible."""
+    state = StateDir(tmp_path)
+    before = {"engine": "spark", "query": "former", "batch": 7, "low": 900}
+    state.write(state.progress_file, before)
+    state.write(state.query_file, {"query": "former", "location": str(tmp_path), "shards": 1})
+    layout: Any = SimpleNamespace(key_is_unique=True)
+    begin = StartState(
+        run=1, now=2_000, layout=layout, partitions=1, start=5, low=5, position=1_000
+    )
+    config: Any = SimpleNamespace(
+        state=SimpleNamespace(location=""),
+        run=SimpleNamespace(shards=1),
+        store=SimpleNamespace(first_version=1),
+        sink=SimpleNamespace(topic="t"),
+        recount=SimpleNamespace(horizon=0),
+    )
+    prepared: Any = SimpleNamespace(start_state=begin, topics={})
+    killed = SimpleNamespace(take=Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(Checkpoints, "sink", lambda _: killed)
+    prepared.assignment = SimpleNamespace(partitions=1)
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoints(config, state, prepared).chosen(1 << 20)
+    assert state.read(state.progress_file) == {**before, "low": 5}
 
 
 @pytest.mark.engines("here", why="the engine threads notes what it has written itself")
