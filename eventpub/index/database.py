@@ -255,10 +255,10 @@ def require_known_format(items: Iterator[tuple[bytes, bytes]], directory: Path) 
             "index.newer_format",
             "this index was written by a newer version of eventpub",
             where=str(directory),
-            suggestion="install that version again; or stop the publisher, remove the folder"
-            " `index` of app.state_dir (on a cluster, on each machine) and start it: what was"
-            " published is read back from the topic (do not do this if the topic lacks part of it,"
-            " as with sink.accept_topic_id)",
+            suggestion="install that version again; or stop the publisher, remove `index` of"
+            " app.state_dir (with Spark, `query` and `query.json`, too; on a cluster, on each"
+            " machine) and start it: what was published is read back from the topic (do not do this"
+            " if the topic lacks part of it, as with sink.accept_topic_id)",
         )
 
 

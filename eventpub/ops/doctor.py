@@ -171,7 +171,7 @@ def state_dir(folder: Path) -> Check:
 
 def _spark(config: Config) -> list[Check]:
     if config.run.engine == "threads":
-        return [Check("Spark", "ok", "not used, and no Java: the shards are threads")]
+        return [Check("Java", "ok", 'not needed: run.engine is "threads"')]
     from eventpub.spark.session import require_java
 
     return [Check("Java", "ok", require_java())]

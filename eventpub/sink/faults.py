@@ -394,6 +394,6 @@ def side_record_refused(sink: config.Sink, topic: str, reason: str) -> SinkError
         suggestion=f"kafka-configs.sh --bootstrap-server {sink.bootstrap_servers}"
         f" --alter --entity-type topics --entity-name {topic} --add-config"
         " max.message.bytes=1048588 (or more); if [sink.properties] sets message.max.bytes,"
-        " raise that to as much; if the reason is the timestamp, which is now: correct the broker's"
+        " raise that to as much; if it is the timestamp (the current time): correct the broker's"
         " clock. Nothing was published",
     )

@@ -35,10 +35,10 @@ Marker = tuple[str, dict[str, Any]]
 """Its key, ``<id>/<number>``, and its content."""
 
 SAME_ROWS = (
-    "a repeated batch must have the same rows, in as many tasks as before: use a replayable source,"
-    " and start the query with as many partitions, and at least as many cores as tasks (with the"
-    " source rate, set numPartitions; after a shuffle, spark.sql.shuffle.partitions, and"
-    " spark.sql.adaptive.enabled = false, or Spark divides rows by the cores of that moment)"
+    "a repeated batch must have the same rows, divided among tasks as before: use a replayable"
+    " source, and start with as many partitions and at least as many cores as tasks (source rate:"
+    " set numPartitions; after a shuffle: set spark.sql.shuffle.partitions, and"
+    " spark.sql.adaptive.enabled = false, or Spark divides rows by the cores it then has)"
 )
 
 
@@ -206,7 +206,7 @@ class Markers:
                         "sink.batch_changed",
                         f"batch {batch} is repeated, but task {numbered.task} has other rows"
                         f" ({parts.rows}) than it published before ({marker['rows']}): the source"
-                        " gives others, or divides them among another number of tasks",
+                        " returns other rows, or divides them differently",
                         suggestion=SAME_ROWS,
                     )
                 return number

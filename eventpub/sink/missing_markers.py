@@ -328,9 +328,9 @@ class Settling:
             return lost
         raise SinkError(
             "sink.not_visible",
-            f"{place[0]}[{place[1]}] has {expected} records between offsets {ranges[place][0]} and"
-            f" {ranges[place][1]} that were committed, and that a broker has left open or discarded"
-            f" all the same; {len(lost)} are not visible there, so some are of other transactions",
+            f"a broker has left open or discarded {expected} committed records of"
+            f" {place[0]}[{place[1]}] between offsets {ranges[place][0]} and {ranges[place][1]};"
+            f" {len(lost)} are invisible there, so some belong to other transactions",
             where=f"topic {place[0]}",
             suggestion="read these offsets with isolation.level = read_uncommitted, and publish"
             " what belongs to the batch; then start with a new checkpoint and the option"

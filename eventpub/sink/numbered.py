@@ -330,14 +330,18 @@ class NumberedSink:
                 return markers
             waited = self._clients.clock.monotonic() - began
             if not waited:
-                log.warning("batch %d is repeated; waiting for its parts %s", batch, waiting)
+                log.warning(
+                    "batch %d is repeated; waiting for the rows of its published parts %s",
+                    batch,
+                    waiting,
+                )
             if waited > _CONFIRMED_WITHIN:
                 self.markers.refuse(
                     "sink.batch_changed",
-                    f"batch {batch} is repeated, and no task had the rows that an earlier start"
-                    f" published as part {', '.join(map(str, waiting))}, within {waited:.0f} s:"
-                    " the source gives other rows, divides them otherwise, or there are fewer cores"
-                    " than tasks; nothing more was published",
+                    f"batch {batch} is repeated, but within {waited:.0f} s no task had the rows"
+                    f" that a previous start published as part {', '.join(map(str, waiting))}:"
+                    " the source returns other rows, or divides them differently, or there are"
+                    " fewer cores than tasks; nothing more was published",
                     suggestion=SAME_ROWS,
                 )
             self._clients.clock.sleep(0.2)

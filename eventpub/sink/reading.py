@@ -280,7 +280,7 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
         f" {message.topic()}[{message.partition()}], offset {message.offset()}",
         where=f"topic {sink.topic}",
         suggestion="a topic must be its publisher's own: give each another sink.topic and"
-        f" app.state_dir; if this publisher was called {name!r} before, call it so again",
+        f" app.state_dir; if this publisher's app.id was {name!r}, set it back",
     )
 
 

@@ -187,9 +187,10 @@ class Journals:
             f"the journals of batch {batch} are missing",
             where=f"{self._place.location}/{self._root}",
             suggestion="the checkpoint and the state belong together: restore the state that"
-            " belongs to this checkpoint, or start with a new checkpoint and a new state. Where the"
-            " query left a batch unread and ended then, as foreachBatch with show or limit does, or"
-            " a join with an empty table (spark.sql.adaptive.enabled = false): have it read all",
+            " belongs to this checkpoint, or start with a new checkpoint and a new state. If the"
+            " query ended after a batch that it had not read to its end (foreachBatch with show or"
+            " limit; a join with an empty table: set spark.sql.adaptive.enabled = false), have it"
+            " read all rows",
         )
 
     def _damaged(self, name: str) -> StateError:

@@ -46,8 +46,8 @@ def require_java() -> str:
         found = f"{program} {f'is version {version}' if version else 'does not run'}"
     raise StateError(
         "spark.java_too_old" if version else "spark.java_missing",
-        f"Spark needs Java {OLDEST} or newer, and {found}",
-        suggestion=f"install it (Debian: apt-get install openjdk-{OLDEST}-jre-headless), or set"
+        f"Spark needs Java {OLDEST} or newer, but {found}",
+        suggestion=f"install it (Debian: apt-get install openjdk-{OLDEST}-jre-headless), or correct"
         ' JAVA_HOME; without Java: run.engine = "threads"',
     )
 

@@ -61,10 +61,10 @@ class EventpubSink(DataSource):
             if left_out or not (is_source or "value" in names):
                 raise ConfigError(
                     "config.invalid_value",
-                    f"the rows have the columns {', '.join(schema.names)}",
+                    f"the rows cannot be published with the columns {', '.join(schema.names)}",
                     where="the query that is written",
                     suggestion="select key, value, headers, topic, partition (only value is"
-                    " required), or the columns of the source eventstore, without any of these",
+                    " required), or the columns of the source eventstore, not both",
                 )
             writer = Writer(self.options, is_source=is_source, is_grouped=is_grouped)
             if not is_grouped:

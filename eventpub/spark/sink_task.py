@@ -311,7 +311,7 @@ def _partition(number: int | None, key: Any, row: int, partitions: int) -> int:
                 f"a row names partition {number}, and its topic has {partitions}; nothing was"
                 " published",
                 where="column partition of the query that is written",
-                suggestion=f"name one of 0 to {partitions - 1}, or none, which divides by key",
+                suggestion=f"name one of 0 to {partitions - 1}, or none, to partition by key",
             )
         return int(number)
     if key is None:

@@ -95,7 +95,7 @@ def test_without_spark_no_java_is_needed(
         checks = doctor._guarded(("Java", lambda: doctor._spark(changed)))
         return [(check.name, check.status) for check in checks]
 
-    assert of_engine("threads") == [("Spark", "ok")]
+    assert of_engine("threads") == [("Java", "ok")]
     assert ("Java", "wrong") in of_engine("spark")
 
 

@@ -105,7 +105,7 @@ def test_the_state_of_another_publisher_is_refused(
         error = refused(publisher)
         if "sink.accept_topic_id" in error["suggestion"] or change is other_table:
             _to_topic(publisher, f"{publisher.topic.name}-{shards}")  # the refused one made it
-    if "change it back" in error["suggestion"] or "call it so again" in error["suggestion"]:
+    if "change it back" in error["suggestion"] or "set it back" in error["suggestion"]:
         publisher.settings["app"]["id"] = own
     else:
         shutil.rmtree(publisher.state)  # "or remove this one"

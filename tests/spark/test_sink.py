@@ -926,7 +926,7 @@ class TestRefused:
             with pytest.raises(SourceError, match=says):
                 sink.streamWriter(schema, False)
         of_source = from_arrow_schema(ROWS)
-        with pytest.raises(SourceError, match="without any of these"):
+        with pytest.raises(SourceError, match="eventstore, not both"):
             sink.streamWriter(from_arrow_schema(ROWS).add("topic", "string"), False)
         nowhere = EventpubSink({"id": "a", "kafka.bootstrap.servers": "h:1"})
         for schema in (StructType().add("value", "string"), of_source):

@@ -165,7 +165,7 @@ def test_rows_that_are_there_twice_beyond_what_is_looked_at_are_named(
     monkeypatch.setattr("eventpub.sources.mysql.table._MANY", 1)
     config = create(database, indexes="KEY (aggregate_id, version)")
     insert(database, [("a", 1, "2026-01-01"), ("a", 1, "2026-01-01")])
-    with pytest.raises(StoreError, match="ADD INDEX in place of ADD UNIQUE INDEX") as failed:
+    with pytest.raises(StoreError, match="ADD INDEX instead of ADD UNIQUE INDEX") as failed:
         migrate(config)
     assert failed.value.code == "store.rows_repeated"
 

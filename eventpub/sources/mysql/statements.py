@@ -229,7 +229,7 @@ def _temporary_file() -> Iterator[None]:
     except OSError as error:
         raise StateError(
             "state.no_temporary_file",
-            f"what does not fit into memory cannot be kept in a temporary file: {error}",
+            f"rows that do not fit into memory cannot be written to a temporary file: {error}",
             where="TMPDIR",
             suggestion="free space in the folder for temporary files, or set TMPDIR to another one"
             " that the publisher's user may write",
