@@ -32,6 +32,7 @@ _ASKED_EVERY = 0.1
 """Seconds between questions to Spark about a query."""
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_STARTS_WITH = "eventpub-"
 
 
 def require_java() -> str:
@@ -93,6 +94,9 @@ class Spark:
         """End Spark; one that is still starting ends when it has, or with this process."""
         started, self._started = self._started, None
         if started is not None:
+            if not started.done():  # what it is started with, secrets included
+                for folder in self.state.spark_scratch.glob(f"{_STARTS_WITH}*"):
+                    shutil.rmtree(folder, ignore_errors=True)
             kills = kills or self.config.spark.master.startswith("local")
             started.add_done_callback(lambda _: end_session(kills=kills))
 
@@ -193,7 +197,7 @@ def _launched(properties: Mapping[str, str], state: StateDir, *, is_local: bool)
 
     state.spark_scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="eventpub-", dir=state.spark_scratch) as folder:
+    with tempfile.TemporaryDirectory(prefix=_STARTS_WITH, dir=state.spark_scratch) as folder:
         file, options = Path(folder) / "spark.properties", Path(folder) / "java.options"
         if properties.get(_JAVA_OPTIONS):  # they become command line arguments
             options.write_text(_as_arguments(properties[_JAVA_OPTIONS]))
