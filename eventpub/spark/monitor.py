@@ -18,7 +18,7 @@ from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard
 from eventpub.coordinator.status import Overview, status
-from eventpub.errors import EventpubError
+from eventpub.errors import EventpubError, StateError
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import StatusFile, ask, remember
 from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker, end_all
@@ -149,13 +149,17 @@ class Monitor(Overview):
 
     def _stand_at(self, batch: int) -> None:
         """Begin after a batch of a former process."""
+        with suppress(StateError):  # a new checkpoint replaces it: the query meets the error, too
+            self._stand_after(batch)
+        self.progress.position = self.durable.position
+
+    def _stand_after(self, batch: int) -> None:
         for report in self._heads(batch):
             self.shards[report.shard].report = report
             self.durable.take(self.shards, report, None)
             self._watch.may_hide(batch, report.oldest)
             is_there = {n: getattr(report, n) for n in ("position", "low", "holds", "next_due")}
             self.progress.add(Report(report.shard, **is_there), self.where)
-        self.progress.position = self.durable.position
 
     def ended(self) -> None:
         """The query has ended by itself, so every batch is committed."""

@@ -85,6 +85,8 @@ class JournaledContext(ShardContext):
                 index.begin(plan.start)
             self.look_at_clock()
             index.keep_times(assignment.layout.read_as, self.now)
+            if plan.batch == 1 and (index.position or 0) > plan.begin:
+                index.go_back((index.position or 0) - plan.begin)  # to what may be hidden
             index.note(has_contents=self.rules.contents_of is not None)
             if index.undecided is not None:
                 index.decide_baseline(None)
