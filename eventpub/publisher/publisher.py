@@ -142,6 +142,7 @@ def _reply(ask: Callable[[Callable[[Any], None]], None], timeout: float) -> Any:
 
 
 def remember(state: StateDir, command: e.Remember) -> e.Event:
+    """Write the position durably, then clean up; returns `Written` or `Failed`."""
     failpoint("before_remember")
     try:
         state.write(state.progress_file, dict(command.what), lasting=True)

@@ -210,7 +210,7 @@ class Markers:
                         suggestion=SAME_ROWS,
                     )
                 return number
-        # a source may number its tasks otherwise in each start, as Spark's own for Kafka does
+        # after a restart a source may number its tasks differently, as Spark's own for Kafka does
         of_before.sort(key=lambda number: number != numbered.task)
         alike = (n for n in of_before if published[n]["digest"] == parts.digest())
         return next(alike, None)

@@ -342,12 +342,12 @@ class TopicWatch:
         return done
 
     def may_hide(self, batch: int, oldest: int | None) -> None:
-        """A broker may yet hide this batch, with an oldest event of this time, from consumers."""
+        """Consumers may not see this batch yet; `oldest`: its oldest event's time, µs, if any."""
         if oldest is not None:
             self._hidden.append((batch, oldest - 1))
 
     def lowest_hidden(self) -> list[int]:
-        """Times, µs, up to which nothing of batches lies that may be hidden."""
+        """Of each batch that may be hidden, a time, µs, before all of its events."""
         self._hidden = [(batch, low) for batch, low in self._hidden if batch > self.visible_upto]
         return [low for _, low in self._hidden]
 

@@ -105,7 +105,7 @@ def test_a6_a_retry_looks_for_all_that_an_aggregate_lacks_held_or_skipped(
     publisher.until_published("a", [1])
     eventually(lambda: gaps(publisher, 1)["open"])
     assert answer(publisher, "skip", "a", "--yes") == "skipped"
-    with transaction(database) as cursor:  # behind the horizon: nobody looks for it by itself
+    with transaction(database) as cursor:  # behind the horizon: found by no recount
         insert(cursor, "a", 2, create_time="2020-01-01 00:00:00")
         cursor.connection.commit()
     commit(database, "a", 5, 7)
