@@ -85,7 +85,7 @@ def _disk_full(folder: Path, needs: int) -> LocalError:
         "local.disk_full",
         f"{needs // MIB} MiB of free disk space are needed",
         where=str(folder),
-        suggestion="free some space, or set EVENTPUB_CACHE to a folder on another disk",
+        suggestion="free some space, or set EVENTPUB_CACHE or TMPDIR to a folder on another disk",
     )
 
 
