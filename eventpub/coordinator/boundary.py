@@ -35,7 +35,7 @@ enough to read rows when their delay has passed."""
 _SOON = 1_000_000
 """µs; `read.max_wait` if larger."""
 
-_MOST_PAGE_BYTES = 32 << 20
+PAGE_BYTES = 32 << 20
 """Approximate size of a page read for all shards."""
 
 
@@ -116,12 +116,14 @@ class Boundary:
         *,
         with_rows: bool = False,
         page_rows: int | None = None,
+        page_bytes: int = PAGE_BYTES,
     ) -> PollResult:
         """Find how far a window beginning after `after`, µs, reaches.
 
         Args:
             next_due: when the next hold is due, µs; a skip needs a newer poll of open transactions.
             with_rows: also read the rows of a full page, and of the window after one.
+            page_bytes: approximate size of a page read for all shards.
 
         Raises:
             StoreError: also store.moved: every reader must reconnect.
@@ -136,7 +138,7 @@ class Boundary:
         end = upto if poll.page_end is None else min(poll.page_end, upto)
         is_page, rows = poll.page_end is not None, None
         if (reads or (with_rows and is_page)) and poll.has_rows and upto > after:
-            rows, end, is_page = self._page(after, upto, page_rows)
+            rows, end, is_page = self._page(after, upto, page_rows, page_bytes)
         is_new = end > after and (poll.has_rows or is_last or self._is_first)
         self._is_behind = is_new and is_page
         if is_new:
@@ -160,10 +162,10 @@ class Boundary:
         )
 
     def _page(
-        self, after: int, upto: int, most: int
+        self, after: int, upto: int, most: int, size: int
     ) -> tuple[tuple[pa.Table, ...] | None, int, bool]:
         """A page's rows by shard, its end, and whether more follows."""
-        page = self._store.page(after, upto, most, _MOST_PAGE_BYTES)
+        page = self._store.page(after, upto, most, size)
         end, is_full = (upto, False) if page.end is None else (page.end, True)
         if is_full and not page.batches:
             return None, end, is_full
@@ -198,7 +200,8 @@ class Boundary:
         if upto is not None:
             # a statement begun just before a poll does not show in it yet
             upto -= min(delay, _BEFORE_IT_SHOWS)
-        most = poll.upper if upto is None else min(upto, poll.upper)
+        # not its `upper`, which is a whole unit of the column's below: it would be lowered again
+        most = poll.now - delay if upto is None else min(upto, poll.now - delay)
         poll = self._of_one_server(self._store.poll(after, delay, rows, max(most, after)))
         return poll, is_due
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from eventpub.channel import Beginning, FromRunner, Lane, PartitionId, Request
-from eventpub.coordinator.boundary import PollResult
+from eventpub.coordinator.boundary import PAGE_BYTES, PollResult
 from eventpub.errors import EventpubError
 from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
@@ -141,6 +141,7 @@ class Poll(Command):
     reconnect: bool = False
     hidden_since: int | None = None
     page_rows: int | None = None
+    page_bytes: int = PAGE_BYTES
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,11 @@ class Polling:
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
 
 
+def due_by(time: int, due: int | None, longest_wait: int) -> int | None:
+    """When a hold is due; now if the database's clock was set back since it was seen (µs)."""
+    return time if due is not None and due > time + longest_wait else due
+
+
 class Windows:
     """Pure: times are arguments, monotonic s unless stated otherwise.
 
@@ -316,10 +321,7 @@ class Windows:
                 shard.send(window, now)
 
     def _next_due(self, shard: Shard) -> int | None:
-        """When a hold is due; now if the database's clock was set back since it was seen."""
-        due = shard.next_due()
-        time = self._time or 0
-        return time if due is not None and due > time + self._longest_wait else due
+        return due_by(self._time or 0, shard.next_due(), self._longest_wait)
 
     # -- how far it is ----------------------------------------------------------------------------
 

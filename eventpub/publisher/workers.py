@@ -104,6 +104,7 @@ class BoundaryWork:
             command.next_due,
             with_rows=command.with_rows,
             page_rows=command.page_rows,
+            page_bytes=command.page_bytes,
         )
         return e.Polled(command.after, result)
 

@@ -24,7 +24,7 @@ from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journals, prune
 from eventpub.spark.notes import Notes, asked
 from eventpub.spark.options import Plan, SourceOptions
-from eventpub.spark.place import Place
+from eventpub.spark.place import IDENTITY, Place
 from eventpub.spark.planner import Planner
 from eventpub.spark.task import Part
 from eventpub.state import StateDir
@@ -185,9 +185,8 @@ class Driver:
         return self._planner.next(last, is_ours=last.batch == self._begun)
 
     def reported(self) -> Offset | None:
-        if self._planner is None or not self._planner.upper:
-            return None
-        return Plan("", upto=self._planner.upper).to_offset()
+        polled = None if self._planner is None else self._planner.polled
+        return None if polled is None else Plan("", upto=polled.upper).to_offset()
 
     def parts(self, end: Offset) -> list[Part]:
         """One task per shard; raises state.foreign if a repeated batch had other options."""
@@ -221,6 +220,7 @@ class Driver:
         return Planner(
             options.config,
             self._discovered(),
+            options.partitions,
             Journals(place, last.query),
             options.most_rows,
             until=self._until,
@@ -249,7 +249,7 @@ def parts_of_time(options: SourceOptions) -> list[Part]:
 
 def _require_own(options: SourceOptions, place: Place, plan: Plan) -> None:
     """Check that the state belongs to this table and these shards; a new query creates it."""
-    name, identity = f"{plan.query}/identity.json", options.identity
+    name, identity = f"{plan.query}/{IDENTITY}", options.identity
     found = place.read(name)
     if found is None:
         if plan.batch:

@@ -18,11 +18,13 @@ from eventpub.config import Config
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.events import Count, Poll
+from eventpub.coordinator.position import due_by
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StateError, StoreError, counted
 from eventpub.publisher.workers import BoundaryWork, ChecksWork
 from eventpub.shard.assignment import Assignment, real_parts
 from eventpub.sources.mysql import Layout
+from eventpub.spark.ahead import Ahead
 from eventpub.spark.journal import Journals
 from eventpub.spark.notes import of_one_batch
 from eventpub.spark.options import LEAST_BYTES, Plan
@@ -107,6 +109,7 @@ class Planner:
         self,
         config: Config,
         layout: Layout,
+        partitions: int,
         journals: Journals,
         most_rows: int | None,
         *,
@@ -117,8 +120,11 @@ class Planner:
     ) -> None:
         self._config = config
         parts = real_parts(config)
-        self._of = Assignment(config, layout, config.run.shards, None, 0, parts)
+        self._of = Assignment(config, layout, partitions, None, 0, parts)
         self._polls, self._checks = BoundaryWork(self._of, until), ChecksWork(self._of)
+        self._ahead: Ahead | None = None
+        if observed.is_of_publisher and config.spark.master.startswith("local"):
+            self._ahead = Ahead(config, self._polls.do)
         self._journals = journals
         self._size = BatchSize(config, most_rows, is_of_publisher=observed.is_of_publisher)
         self._until = until
@@ -129,9 +135,11 @@ class Planner:
         self._reports: list[Report] = []
         self._taken = -1
         self._poll_at = self._second_at = self._snapshot_at = self._table_at = 0.0
-        self.upper = 0
+        self.polled: PollResult | None = None
 
     def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
         self._polls.close()
         self._checks.close()
 
@@ -142,6 +150,8 @@ class Planner:
     def reconnect(self, layout: Layout | None = None) -> None:
         """Reconnect; `layout`: of an altered table."""
         self._of = replace(self._of, layout=layout or self._of.layout)
+        if self._ahead is not None:
+            self._ahead.forget()
         self._polls.close()
         self._polls.use(self._of)
         self._checks.use(self._of)
@@ -256,23 +266,37 @@ class Planner:
 
     @property
     def _next_due(self) -> int | None:
-        return min((r.next_due for r in self._reports if r.next_due is not None), default=None)
+        due = min((r.next_due for r in self._reports if r.next_due is not None), default=None)
+        time = 0 if self.polled is None else self.polled.now
+        return due_by(time, due, self._config.gaps.longest_wait) if time else due
 
     def _poll(self, last: Plan, *, is_cut: bool) -> PollResult:
         now = self._clock()
         if now >= self._table_at:
             self._table_at = now + _CHECKED_EVERY
             self._check_table()
-        due, hidden, rows = self._next_due, last.unpublished_since, 1 if is_cut else self._size.rows
-        command = Poll(last.upto, due, False, hidden_since=hidden, page_rows=rows)
-        result = self._polls.do(command).result
-        self.upper = result.upper
+        due, rows = self._next_due, 1 if is_cut else self._size.rows
+        command = Poll(last.upto, due, False, hidden_since=last.unpublished_since, page_rows=rows)
+        result = self._polled_ahead(last, is_cut=is_cut) or self._polls.do(command).result
+        self.polled = result
         if result.is_page and not is_cut:
             self._size.grow_rows()
+            if self._ahead is not None and result.end is not None:
+                after = max(result.end, last.upto)
+                self._ahead.begin(replace(command, after=after, page_rows=self._size.rows))
         self._poll_at = self._clock() + (0.0 if result.is_page else result.pause)
         self._observed.progress.position = last.upto
         self._changes.polled(result, self._clock())
         return result
+
+    def _polled_ahead(self, last: Plan, *, is_cut: bool) -> PollResult | None:
+        """The poll after `last` if it was done during its batch."""
+        polled = None if self._ahead is None else self._ahead.take()
+        if polled is None or (polled.after == last.upto and not is_cut):
+            return None if polled is None else polled.result
+        # later it would be too old; but transactions have ended
+        self._changes.polled(polled.result, self._clock())
+        return None
 
     def _check_table(self) -> None:
         tells_apart = not (self.layout.key_is_unique and self._observed.is_of_publisher)

@@ -111,6 +111,24 @@ def test_the_first_poll_ends_a_window_and_then_only_rows_do(
     assert not result.is_page
 
 
+@pytest.mark.parametrize("watermark", ["off", "auto"])
+def test_rows_of_whole_seconds_are_read_when_their_second_is_over(
+    database: FreshDatabase, opened: Open, watermark: str
+) -> None:
+    """With open transactions looked at, it was a second later."""
+    create_table(database, time="TIMESTAMP(0)")
+    boundary = opened(database.url, watermark=watermark, delay="100ms")
+    first = polled_until(boundary, 0, lambda result: result.end is not None)
+    with transaction(database) as cursor:
+        insert(cursor, "a", 1)
+        cursor.connection.commit()
+    [(created,)] = database.execute(CREATED)
+    assert first.end is not None
+    while (result := boundary.poll(first.end)).end is None:
+        assert result.now - 100_000 < int(created) + 1_500_000
+        time.sleep(0.02)
+
+
 def test_nothing_is_read_behind_the_end_of_a_run_and_a_window_reaches_it(
     database: FreshDatabase, opened: Open
 ) -> None:

@@ -27,6 +27,7 @@ from tests.publisher.harness import commit, create_table, insert, transaction
 
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
+PARTITIONS = 1
 
 
 class Played:
@@ -34,7 +35,7 @@ class Played:
 
     def __init__(self, planner: Planner, journals: Journals) -> None:
         self.planner = planner
-        self._journals = journals
+        self.journals = journals
 
     def done(
         self,
@@ -53,7 +54,7 @@ class Played:
             compared=plan.comparison if compared is None else compared,
             took=took,
         )
-        self._journals.create(plan.batch, 0, Journal(report, KEYS.empty_table(), {}))
+        self.journals.create(plan.batch, 0, Journal(report, KEYS.empty_table(), {}))
 
     def to_the_end(self, plan: Plan) -> None:
         """Batch after batch, until there is none."""
@@ -76,7 +77,7 @@ def played(database: FreshDatabase, tmp_path: Path) -> Iterator[Make]:
 
         def make(trigger: str = "100ms", **given: Any) -> Played:
             config = Config(
-                app=App(id="a"),
+                app=App(id="a", state_dir=tmp_path / "state"),
                 store=Store(url=SecretStr(database.url)),
                 sink=Sink(topic="t"),
                 run=Run.model_validate({"shards": 1}),
@@ -87,7 +88,7 @@ def played(database: FreshDatabase, tmp_path: Path) -> Iterator[Make]:
             journals = Journals(Place(str(tmp_path)), "q")
             layout = EventStore.discover(config.store)
             given.setdefault("observed", Observed(None))
-            planner = Planner(config, layout, journals, None, **given)
+            planner = Planner(config, layout, PARTITIONS, journals, None, **given)
             stack.callback(planner.close)
             return Played(planner, journals)
 
@@ -260,3 +261,23 @@ def test_a_window_is_a_page_from_where_the_batch_before_ended(
     assert first.after == begin
     assert Plan("q").after is None
     assert Plan.from_offset(first.to_offset()) == first
+
+
+def test_a_hold_is_due_at_once_where_the_clock_was_set_back(
+    database: FreshDatabase, played: Make
+) -> None:
+    """An idle table planned no batch in which holds restart, for as long as the clock was off."""
+    shown = played()
+    begin = now(database)
+    with transaction(database) as cursor:
+        insert(cursor, "a", 1)
+        cursor.connection.commit()
+    time.sleep(0.2)
+    plan = shown.planner.next(Plan("q", upto=begin))
+    assert plan is not None
+    due = now(database) + 48 * HOUR
+    report = Report(0, done=1, position=plan.upto, low=begin, holds=1, next_due=due)
+    shown.journals.create(1, 0, Journal(report, KEYS.empty_table(), {}))
+    again = shown.planner.next(plan)
+    assert again is not None
+    assert again.batch == 2
