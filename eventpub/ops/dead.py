@@ -178,14 +178,15 @@ def publish(
     key = (aggregate_id, version)
     with readable_store(config) as store:
         batches = list(store.below([(aggregate_id, version + 1)], 1))  # names an invalid row
-        now = store.now()
+        now, may_move = store.now(), store.times_may_move
     times = [
         row["create_time"] for b in batches for row in b.to_pylist() if row["version"] == version
     ]
     if not times:
         return "not in the store"
-    # a row of the future may have been published before its time
-    first = 0 if times[0] > now else max(0, times[0] // 1000)
+    # published before its time, or with another one than the row has now
+    is_moved = times[0] > now or (may_move and since is None)
+    first = 0 if is_moved else max(0, times[0] // 1000)
     first = first if since is None else min(first, since)
     found, searched, topics = search_topic(config, {key}, first, time.monotonic() + timeout)
     if key in found:

@@ -169,7 +169,13 @@ def trace(
     topics.read_events(versions or None, oldest)
     is_one = version is not None
     doubtful = {"missing", "unknown"} | ({"skipped", "dead"} if is_one else set())
-    if any(judge(v, stored.get(v, ())).verdict in doubtful for v in versions):
+
+    def is_doubtful(found: Traced) -> bool:
+        # its time may have been moved
+        was_read = found.stored and (found.stored[0].create_time or 0) <= (publisher.position or 0)
+        return found.verdict in doubtful or bool(found.verdict == "waiting" and was_read)
+
+    if any(is_doubtful(judge(v, stored.get(v, ()))) for v in versions):
         topics.read_older_events(versions)
     versions = versions or last()
     notes = _notes(config, topics, publisher, timeout)

@@ -215,6 +215,28 @@ def test_what_verify_names_as_missing_is_published_on_request(
     assert publish(1, "b", "3") == "not running"
 
 
+def test_an_event_whose_row_got_another_time_is_found_where_it_was_published(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """`publish` looked for it from its new time on, and published it twice."""
+    without_id(database)
+    now = "CURRENT_TIMESTAMP(6)"
+    moves = f"MODIFY create_time DATETIME(6) NOT NULL DEFAULT {now} ON UPDATE {now}"
+    database.execute(f"ALTER TABLE events {moves}")
+    publisher = new_publisher(database)
+    publisher.start()
+    commit(database, "a", 1, 2)
+    publisher.until_published("a", [1, 2])
+    time.sleep(2)
+    database.execute("UPDATE events SET event_type = 'corrected'")
+    commit(database, "b", 1)
+    publisher.until_published("b", [1])
+    assert publisher.answer(0, "publish", "a", "1")["outcome"] == "published before"
+    versions = publisher.answer(0, "trace", "a")["versions"]
+    assert [found["verdict"] for found in versions] == ["published"] * 2
+    assert publisher.topic.versions("a") == [1, 2]
+
+
 def test_what_was_created_before_the_start_is_published_on_request(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

@@ -90,6 +90,23 @@ def test_a_primary_key_of_aggregate_and_version_is_enough(database: FreshDatabas
     assert layout.key_is_unique
 
 
+@both
+def test_an_aggregates_number_does_not_tell_what_was_inserted_last(
+    database: FreshDatabase,
+) -> None:
+    """Rows with times of the past were not noticed: the newest were those of the last aggregate."""
+    database.execute(
+        "CREATE TABLE events (id BIGINT NOT NULL, version INT NOT NULL, event_type TEXT,"
+        " payload TEXT, create_time DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),"
+        " seq BIGINT NOT NULL AUTO_INCREMENT, PRIMARY KEY (id, version), KEY s (seq),"
+        " KEY (create_time))"
+    )
+    store = Store.model_validate({"url": database.url, "columns": {"aggregate_id": "id"}})
+    assert (EventStore.discover(store).id, EventStore.discover(store).id_index) == ("`seq`", "`s`")
+    database.execute("ALTER TABLE events DROP COLUMN seq")
+    assert EventStore.discover(store).id is None
+
+
 def test_no_column_is_added_for_a_misspelt_name(database: FreshDatabase) -> None:
     config = create(database)
     said = {}

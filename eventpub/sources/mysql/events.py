@@ -67,6 +67,11 @@ class EventStore(Source):
     def close(self) -> None:
         self._pool.close()
 
+    @property
+    def times_may_move(self) -> bool:
+        """Whether a row may be read with another time than when it was published."""
+        return self._layout.zone is not None or not self._layout.times_last
+
     def _run(self, sql: str) -> list[tuple[Any, ...]]:
         with self._pool.connection() as connection:
             return run(connection, sql)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -130,7 +130,7 @@ def layout_of(config: Store, table: EventTable) -> Layout:
     roles = roles_of(config, table)
     time_index, key_index = _find_indexes(table, roles)
     names, columns = roles.names, table.columns
-    id, id_index = _number(table, names.get("id"))
+    id, id_index = _number(table, names.get("id"), roles.key)
     create_time = columns[names["create_time"]]
     slice_column = table.slice_of(roles.parts)
     may_be_nameless = any(columns[name].nullable for name in roles.key)
@@ -159,9 +159,13 @@ def layout_of(config: Store, table: EventTable) -> Layout:
     )
 
 
-def _number(table: EventTable, named: str | None) -> tuple[str | None, str | None]:
+def _number(
+    table: EventTable, named: str | None, key: Collection[str]
+) -> tuple[str | None, str | None]:
+    """A column that grows with each insert, and its index; none of the event's `key`."""
     firsts = {index.columns[0]: index.name for index in reversed(table.indexes)}
-    numbers = [c for c in table.columns.values() if c.type in INTEGERS and c.name in firsts]
+    columns = [c for c in table.columns.values() if c.name in firsts and c.name not in key]
+    numbers = [c for c in columns if c.type in INTEGERS]
     found = [c.name for c in numbers if c.name == named]
     found = found or [c.name for c in numbers if c.counts_rows]
     return (quote(found[0]), quote(firsts[found[0]])) if found else (None, None)
