@@ -25,7 +25,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -295,11 +295,9 @@ class StateDir:
         found = (folder.name.removesuffix("-shards") for folder in self.index.glob("*-shards"))
         return sorted(int(number) for number in found if number.isdigit())
 
-    def index_of(self, progress: Mapping[str, Any], number: int, shards: int) -> Path:
-        """The folder of a shard's index, for the engine that wrote the progress."""
-        if progress.get("engine") == "spark":
-            return self.query_index(str(progress.get("query")), number)
-        return self.shard_index(shards, number)
+    def is_of_spark(self) -> bool:
+        """Whether the engine `spark` wrote the progress; raises state.file_damaged."""
+        return (self.read_progress() or {}).get("engine") == "spark"
 
     def query_index(self, query: str, number: int) -> Path:
         return self.root / "query" / query / str(number)

@@ -97,6 +97,8 @@ class Health:
         self._folding: dict[int, tuple[Folding, float]] = {}
         """By shard that reads its topic back: its progress, and when that was reported."""
         self.errors: dict[int, ShardError] = {}
+        self.lacking = ""
+        """What publishing waits for."""
 
     def set(self, name: str, state: State, message: str, now: float) -> None:
         before = self._checks[name]
@@ -219,6 +221,8 @@ class Health:
         got_on_at = now if self._got_on_at is None else self._got_on_at
         if paused_by is not None:
             return "warn", paused(paused_by)
+        if self.lacking:
+            return "error", self.lacking
         if not all(found[_of(shard)].last_ok for shard in self._shards):
             return "error", "not every shard is ready to publish yet"
         if unread_seconds > STALLED_AFTER and now - got_on_at > STALLED_AFTER:

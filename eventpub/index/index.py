@@ -137,7 +137,7 @@ class Index(Aggregates):
         """Like `glance`, of the open index."""
         holds, count = choose(self.holds.values(), most, about)
         skipped = self.known(list(about)).skipped
-        return Pending(holds, count, {a: list(found) for a, found in skipped.items()})
+        return Pending(holds, count, {a: list(of) for a, of in skipped.items()}, self.batch)
 
     # -- writes ----------------------------------------------------------------------------------
 
@@ -259,11 +259,13 @@ class Pending:
     Attributes:
         holds: of the requested aggregates, and those first seen; `count`: of all.
         skipped: skipped versions of the requested aggregates that have not turned up.
+        batch: the last one, where batches have journals.
     """
 
     holds: list[Hold]
     count: int
     skipped: dict[str, Ranges]
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,7 @@ def _glance(directory: Path, most: int, about: Collection[str]) -> Pending:
             for key, value in items(b"s")
             if key[1:].decode() in about
         }
-        return Pending(holds, count, skipped)
+        return Pending(holds, count, skipped, read_facts(items).batch)
 
 
 def summary(directory: Path, storage: Storage) -> Summary | None:

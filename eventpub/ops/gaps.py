@@ -1,6 +1,6 @@
 """Open holds and recorded skips (`<topic>.gaps`): listing them, and acting on one.
 
-If no publisher runs, holds are read from the local indexes, and only `later` keeps a request.
+If no publisher runs, holds are read from its indexes, and only `later` keeps a request.
 """
 
 from __future__ import annotations
@@ -95,16 +95,19 @@ def _recorded(config: Config, limit: int) -> tuple[list[SkippedGap], int]:
 
 
 def indexes(config: Config, state: StateDir) -> list[Path]:
-    """The folders of the shards' indexes on this machine."""
-    progress = state.read_progress() or {}
-    count = progress.get("shards", config.run.shards)
-    return [state.index_of(progress, number, count) for number in range(count)]
+    """The folders of the shards' indexes, with the engine `threads`."""
+    count = (state.read_progress() or {}).get("shards", config.run.shards)
+    return [state.shard_index(count, number) for number in range(count)]
 
 
 def pending(
     config: Config, state: StateDir, most: int, about: tuple[str, ...]
 ) -> tuple[Pending, bool]:
-    """Pending work (`index.glance`) of all shards, and whether the publisher reported it."""
+    """Pending work (`index.glance`) of all shards, and whether the publisher reported it.
+
+    Raises:
+        StateError: state.holds_unknown, state.unreachable: its executors have the indexes.
+    """
     request = Request(secrets.token_hex(8), "list", most=most, about=about)
     try:
         answers = ask_shards(state, request, _LIST_TIMEOUT)
@@ -118,6 +121,10 @@ def pending(
             Pending([Hold(**hold) for hold in one["holds"]], one["count"], one["skipped"])
             for one in found
         ]
+    elif state.is_of_spark():
+        from eventpub.spark.checkpoint import pending_at
+
+        shards = pending_at(config, state, request)
     else:
         shards = [glance(folder, most, about) for folder in indexes(config, state)]
     skipped: dict[str, list[tuple[int, int]]] = {}

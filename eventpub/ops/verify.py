@@ -132,8 +132,14 @@ def _held_since(config: Config, now: int) -> int:
 def _held(config: Config, ids: Collection[str]) -> dict[str, int] | None:
     """The first missing version of those aggregates that the publisher holds; None: unknown."""
     state = StateDir(config.app.state_dir)
-    found, is_answered = pending(config, state, 0, tuple(ids))
-    if not (is_answered or all((folder / "CURRENT").exists() for folder in indexes(config, state))):
+    try:
+        found, is_answered = pending(config, state, 0, tuple(ids))
+    except StateError as error:
+        if error.code not in {"state.holds_unknown", "state.unreachable"}:
+            raise
+        return None
+    is_here = all((folder / "CURRENT").exists() for folder in indexes(config, state))
+    if not (is_answered or is_here or state.is_of_spark()):
         return None
     return {hold.aggregate_id: hold.first_missing for hold in found.holds}
 

@@ -117,6 +117,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         run,
         parts,
         accepts_topic=accepts_topic,
+        start_id=str(started.get("id", "")),
     )
     return Prepared(start_state, assignment, topics.ids)
 
@@ -235,6 +236,7 @@ def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]
             raise start_lost(state)  # e.g. a container whose volume is gone
         position = start_position(config.read, now)
         kept = {"configured": configured, "position": position, "time": format_time(position)}
+        kept["id"] = str(now())
     kept = {**kept, "of": identity_of(config)}
     if state.read(state.start_file) != kept:
         state.write(state.start_file, kept, lasting=True)
@@ -261,7 +263,8 @@ def kept_start(state: StateDir, configured: str, storage: Storage) -> dict[str, 
     found = [s.baseline or BEGINNING for s in indexes if s is not None]
     if found:
         log.warning("start.json was lost; the start is taken from the index", start=min(found))
-        return {"configured": configured, "position": min(found)}
+        ids = {str(s.identity.get("start", "")) for s in indexes if s is not None}
+        return {"configured": configured, "position": min(found), "id": max(ids)}
     if configured == "now" and (
         state.start_file.exists() or state.run_file.exists() or state.indexed()
     ):

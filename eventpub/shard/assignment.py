@@ -45,6 +45,7 @@ class Assignment:
         start: events created up to here are not published, µs; None: all are.
         run: number of the publisher's start; increases.
         accepts_topic: whether the topic is the one of `sink.accept_topic_id`.
+        start_id: of the publisher's first start; an executor may have an index from before it.
     """
 
     config: Config
@@ -54,9 +55,11 @@ class Assignment:
     run: int
     parts: Parts
     accepts_topic: bool = False
+    start_id: str = ""
 
     def adopts(self, identity: Mapping[str, Any]) -> bool:
-        return adopts(self.config, identity, accepts_topic=self.accepts_topic)
+        is_of_start = identity.get("start", "") == self.start_id
+        return is_of_start and adopts(self.config, identity, accepts_topic=self.accepts_topic)
 
     def shard(self, number: int) -> Shard:
         return Shard(number, self.config.run.shards, self.partitions)

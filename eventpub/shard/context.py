@@ -238,7 +238,8 @@ class PublishingContext(ShardContext):
 
 
 def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
-    """Open a shard's index; a new one, with `report.rebuilt`, if the topic has more partitions.
+    """Open a shard's index; a new one, with `report.rebuilt`, if the topic has more partitions, or
+    if it is from before the publisher's first start.
 
     An index of anything but this shard of this topic is never published from.
 
@@ -250,6 +251,7 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
         **identity_of(assignment.config),
         "partitions": assignment.partitions,
         "shard": [shard.number, assignment.config.run.shards],
+        "start": assignment.start_id,
     }
     was: dict[str, Any] = {}
 
@@ -261,12 +263,14 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
     try:
         return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)
     except StateError as error:
+        is_old = was.get("start", "") != assignment.start_id
         has_grown = bool(was) and was["partitions"] != assignment.partitions
-        if error.code not in _OF_NO_USE or not has_grown:
+        if error.code not in _OF_NO_USE or not ((was and is_old) or has_grown):
             raise
-    # on the publisher's own disk it was moved to `former_indexes`; on an executor's it was not
+    # on the publisher's own disk it was moved or removed; on an executor's it was not
     former = assignment.parts.storage.set_aside(folder, is_damaged=False)
-    report.rebuilt = f"the topic had {was['partitions']} partitions; it was moved to {former}"
+    why = "it is of an earlier state" if is_old else f"the topic had {was['partitions']} partitions"
+    report.rebuilt = f"{why}; it was moved to {former}"
     return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)
 
 

@@ -100,22 +100,29 @@ def require_owner(clients: Clients, id_: str, owner: str) -> None:
 class NumberedSink:
     """Publishes the batches of one id; `after_query` is the query whose id may be taken over.
 
-    With `reads_back`, a new checkpoint republishes what is not visible, so a task fails where the
-    broker has left a transaction open. Else `settle` republishes it.
+    `at_start`: the partitions that a publisher's topics had at its start, and with which its source
+    divides rows; those added since count from its next start on. Its new checkpoint republishes
+    what is not visible, so a task fails where the broker has left a transaction open. For others
+    (0) `settle` republishes it.
     """
 
     def __init__(
-        self, clients: Clients, id_: str, *, after_query: str = "", reads_back: bool = False
+        self, clients: Clients, id_: str, *, after_query: str = "", at_start: int = 0
     ) -> None:
         self._clients, self._sink = clients, clients.sink
         self._id = id_
         self._after_query = after_query
-        self._reads_back = reads_back
+        self._at_start = at_start
 
     @cached_property
     def partitions(self) -> dict[str, int]:
         """Partition count of each topic."""
-        return partition_counts(self._clients)
+        return self.count_partitions()
+
+    def count_partitions(self) -> dict[str, int]:
+        found, most = partition_counts(self._clients), self._at_start
+        own = {*self._sink.topics} if most else set()
+        return {name: min(n, most) if name in own else n for name, n in found.items()}
 
     @cached_property
     def markers(self) -> Markers:
@@ -200,7 +207,7 @@ class NumberedSink:
             self.markers.number_of(numbered, parts, self.markers.back_to(*before))
         number = task
         while True:
-            if numbered.is_repeated and not self._reads_back:
+            if numbered.is_repeated and not self._at_start:
                 self._end_left_open(number, parts)
             with self._writer(number) as writer:
                 failpoint("after_take")
@@ -277,7 +284,7 @@ class NumberedSink:
         for part, make in enumerate(parts):
             batch = make(refusals.begin(part), reduced)
             refusals.made({topic: len(of.partitions) for topic, of in batch.events.items()})
-            if self._reads_back:
+            if self._at_start:
                 # not side topics, where another task may have one open for good reason
                 own = {place for place in batch.places if place[0] == self._sink.topic} - checked
                 if own:

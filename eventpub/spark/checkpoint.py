@@ -8,12 +8,15 @@ from contextlib import suppress
 
 import structlog
 
+from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.coordinator.position import DurableState
 from eventpub.errors import EventpubError, SinkError
+from eventpub.index import Pending
 from eventpub.publisher.prepare import Prepared
 from eventpub.sink.numbered import NumberedSink
-from eventpub.spark.journal import Journals
+from eventpub.spark.journal import Journals, Snapshots
+from eventpub.spark.notes import listed
 from eventpub.spark.options import FIRST_BYTES, Plan, Publisher
 from eventpub.spark.place import Place
 from eventpub.state import StateDir
@@ -40,7 +43,7 @@ class Checkpoints:
     def chosen(self, most_bytes: int) -> Publisher:
         """The checkpoint to continue with, or a new one if `most_bytes`, of its first batch."""
         config, begin = self._config, self._prepared.start_state
-        location = config.state.location or str(self._state.root / "shared")
+        location = _location(config, self._state)
         known = self._state.read(self._state.query_file) or {}
         belongs = {
             "engine": "spark",
@@ -114,8 +117,27 @@ class Checkpoints:
     def _of(self, name: str, location: str, initial: Plan) -> Publisher:
         begin = self._prepared.start_state
         beginning = DurableState(begin).beginning(None, None)
-        accepts = self._prepared.assignment.accepts_topic
-        return Publisher(name, location, begin.partitions, initial, beginning, accepts)
+        of = self._prepared.assignment
+        return Publisher(
+            name, location, begin.partitions, initial, beginning, of.accepts_topic, of.start_id
+        )
+
+
+def _location(config: Config, state: StateDir) -> str:
+    return config.state.location or str(state.root / "shared")
+
+
+def pending_at(config: Config, state: StateDir, request: Request) -> list[Pending]:
+    """By shard, what waits after the last batch of a query that does not answer."""
+    progress, place = state.read_progress() or {}, Place(_location(config, state))
+    query = str(progress.get("query"))
+    upto = max(last_committed(place, query), int(progress.get("batch", 0)))
+    shards = int(progress.get("shards", config.run.shards))
+    folders = [state.query_index(query, number) for number in range(shards)]
+    return listed(folders, upto, request) or [
+        Snapshots(place, query, number).pending(upto, request, Journals(place, query))
+        for number in range(shards)
+    ]
 
 
 def last_committed(place: Place, query: str) -> int:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import shutil
+import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,10 +27,10 @@ from typing import Any
 import pyarrow as pa
 
 from eventpub.admission.model import values
-from eventpub.channel import Report, fields_of, report_of
+from eventpub.channel import Report, Request, fields_of, report_of
 from eventpub.errors import StateError
 from eventpub.failpoint import failpoint
-from eventpub.index import Changes, Index, folder_for
+from eventpub.index import Changes, Index, Pending, folder_for
 from eventpub.spark.options import Plan
 from eventpub.spark.place import Place
 
@@ -186,11 +187,10 @@ class Journals:
             "state.journal_missing",
             f"the journals of batch {batch} are missing",
             where=f"{self._place.location}/{self._root}",
-            suggestion="the checkpoint and the state belong together: restore the state that"
-            " belongs to this checkpoint, or start with a new checkpoint and a new state. If the"
-            " query ended after a batch that it had not read to its end (foreachBatch with show or"
-            " limit; a join with an empty table: set spark.sql.adaptive.enabled = false), have it"
-            " read all rows",
+            suggestion="restore the state that belongs to this checkpoint, or start with both new."
+            " If the query ended after a batch that it had not read to its end (foreachBatch with"
+            " show or limit; a join with an empty table: set spark.sql.adaptive.enabled = false),"
+            " have it read all rows",
         )
 
     def _damaged(self, name: str) -> StateError:
@@ -206,7 +206,7 @@ class Journals:
 
 class Snapshots:
     def __init__(self, place: Place, query: str, shard: int) -> None:
-        self._place = place
+        self._place, self._shard = place, shard
         self._root = f"{query}/snapshot/{shard}"
         self._files = f"{query}/file/{shard}"
 
@@ -271,6 +271,28 @@ class Snapshots:
                 shutil.rmtree(partial, ignore_errors=True)
             return batch
         return None
+
+    def pending(self, upto: int, request: Request, journals: Journals) -> Pending:
+        """The answer to a "list" after a batch, from a snapshot: the index may be elsewhere.
+
+        Raises:
+            StateError: state.holds_unknown, state.journal_missing
+        """
+        with tempfile.TemporaryDirectory(prefix="eventpub-") as folder:
+            copy = Path(folder) / "index"
+            if self.fetch(copy, upto) is None:
+                raise StateError(
+                    "state.holds_unknown",
+                    "what is held is not known: there is no snapshot of this index yet",
+                    where=f"{self._place.location}/{self._root}",
+                    suggestion="run the command while the publisher runs and publishes",
+                )
+
+            def redo(known: int | None) -> Iterator[Changes]:
+                return journals.changes(self._shard, known or 0, upto)
+
+            with Index(copy, {}, adopts=lambda _: True, redo=redo) as index:
+                return index.pending(request.most, request.about)
 
 
 def _digest_of(file: Path) -> str:

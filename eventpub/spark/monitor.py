@@ -7,7 +7,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import structlog
@@ -149,17 +149,16 @@ class Monitor(Overview):
 
     def _stand_at(self, batch: int) -> None:
         """Begin after a batch of a former process."""
+        heads: list[Report] = []
         with suppress(StateError):  # a new checkpoint replaces it: the query meets the error, too
-            self._stand_after(batch)
-        self.progress.position = self.durable.position
-
-    def _stand_after(self, batch: int) -> None:
-        for report in self._heads(batch):
+            heads = self._heads(batch)
+        for report in heads:
             self.shards[report.shard].report = report
             self.durable.take(self.shards, report, None)
             self._watch.may_hide(batch, report.oldest)
             is_there = {n: getattr(report, n) for n in ("position", "low", "holds", "next_due")}
             self.progress.add(Report(report.shard, **is_there), self.where)
+        self.progress.position = self.durable.position
 
     def ended(self) -> None:
         """The query has ended by itself, so every batch is committed."""
@@ -284,12 +283,12 @@ class Monitor(Overview):
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         if request.action == "list":
-            config, query = self._assignment.config, self._publisher.query
-            try:
-                if here := listed(config, self._state, query, request):
-                    return {"answers": here, "error": None}
-            except EventpubError as error:
-                return {"answers": None, "error": error.to_dict()}
+            numbers, query = range(len(self.shards)), self._publisher.query
+            folders = [self._state.query_index(query, n) for n in numbers]
+            with suppress(EventpubError):
+                if here := listed(folders, self._seen, request):  # also while it is paused
+                    answers = {str(n): json.dumps(asdict(here[n])) for n in numbers}
+                    return {"answers": answers, "error": None}
         return ask(self._events.put, request, timeout)
 
     def withdraw(self, id: str) -> None:

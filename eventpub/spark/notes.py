@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from eventpub.channel import MalformedError, Request, request_of
-from eventpub.config import Config
-from eventpub.index import glance
+from eventpub.index import Pending, glance
 from eventpub.state import StateDir
 from eventpub.state_files import replace_file
 
@@ -75,15 +75,7 @@ def of_one_batch(requests: Sequence[Request]) -> list[Request]:
     return [r for r in requests if r not in publishing[1:]]
 
 
-def listed(config: Config, state: StateDir, query: str, request: Request) -> dict[str, str]:
-    """The answers to a "list" from indexes on this machine, by shard; empty if they are not here.
-
-    So a paused publisher answers too.
-    """
-    found: dict[str, str] = {}
-    for number in range(config.run.shards):
-        folder = state.query_index(query, number)
-        if not (folder / "CURRENT").exists():
-            return {}
-        found[str(number)] = json.dumps(asdict(glance(folder, request.most, request.about)))
-    return found
+def listed(folders: Sequence[Path], upto: int, request: Request) -> list[Pending]:
+    """What waits, by shard; empty unless all indexes are on this machine and have the batch."""
+    found = [glance(folder, request.most, request.about) for folder in folders]
+    return [] if any(shard.batch is None or shard.batch < upto for shard in found) else found

@@ -134,7 +134,7 @@ class Publisher:
         location: of the state.
         initial: the first offset of a new checkpoint; its first batch reads the topic back.
         beginning: what is known to be published.
-        accepts_topic: see `Assignment`.
+        accepts_topic, start_id: see `Assignment`.
     """
 
     query: str
@@ -143,6 +143,7 @@ class Publisher:
     initial: Plan
     beginning: Beginning
     accepts_topic: bool = False
+    start_id: str = ""
 
     def packed(self, config: Config) -> str:
         """As an option; its name must contain `secret`, so that Spark redacts it."""
@@ -246,6 +247,7 @@ class SinkOptions:
         after_query: the query that this one follows, or "".
         query: names the query; "": use Spark's own id.
         state_dir: the publisher's; None: a user's own query.
+        partitions: of the publisher's topics at its start; 0: a user's own query.
     """
 
     id: str
@@ -254,6 +256,7 @@ class SinkOptions:
     after_query: str
     query: str = ""
     state_dir: Path | None = None
+    partitions: int = 0
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -265,7 +268,8 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     if (packed := given.get("publisher_secret")) is not None:
         publisher, config = Publisher.unpacked(packed)
         folder = config.app.state_dir.absolute()
-        return SinkOptions(config.app.id, config.sink, True, "", publisher.query, folder)
+        of_query = publisher.query, folder, publisher.partitions
+        return SinkOptions(config.app.id, config.sink, True, "", *of_query)
     names = (*_SINK_KEYS, "id", "topic", "after_query", "checkpointLocation", "path")
     found, properties = _named("the sink eventpub", given, names, "kafka.")
     servers = properties.pop("bootstrap.servers", "")

@@ -25,10 +25,12 @@ from eventpub.spark.checkpoint import HANGING, Checkpoints
 from eventpub.spark.monitor import Monitor
 from eventpub.spark.options import FIRST_BYTES, LEAST_BYTES, Publisher
 from eventpub.spark.session import (
+    NO_EXECUTOR,
     Spark,
     Watched,
     error_of,
     ignoring,
+    is_in_batch,
     require_java,
 )
 
@@ -69,6 +71,7 @@ _OF_THE_CHECKPOINT = {
     TOO_LARGE,
     "state.journal_missing",
     "state.journal_damaged",
+    "state.not_shared",
     "state.ahead",
     "state.checkpoint_version",
     "store.rows_gone",
@@ -272,6 +275,10 @@ class Query:
             raise _UnusableError(error.code)
 
     def _look(self, now: float) -> None:
+        health, lacks = self.monitor.health, self._query and self._query.lacks_executor
+        if lacks and not health.lacking:
+            log.warning(NO_EXECUTOR)
+        health.lacking = NO_EXECUTOR if lacks else ""
         error = self.monitor.look(self._query and self._query.last, now)
         if error is not None and error.code == HANGING:
             self._require_usable(error, 1, now)
@@ -310,7 +317,7 @@ class Query:
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
         if self.monitor.pauses.is_paused or self._is_left:
             return
-        query = Watched(writer.start())
+        query = Watched(writer.start(), session.sparkContext)
         self.monitor.started(session)
         self._query = query
 
@@ -328,7 +335,9 @@ class Query:
             return query, _frozen()
         with suppress(Exception):
             failed = query.query.exception()
-            return query, None if failed is None else error_of(failed)
+            if failed is None and self._available_now:
+                return query, None
+            return query, error_of(failed or RuntimeError("it was stopped through Spark"))
         return query, error_of(RuntimeError("Spark's process has ended"))
 
     def _stop_query(self) -> None:
@@ -339,7 +348,7 @@ class Query:
 
         def stop() -> None:
             until = time.monotonic() + _BATCH_ENDS_WITHIN
-            while query.status["message"].startswith("Processing") and time.monotonic() < until:
+            while is_in_batch(query) and time.monotonic() < until:
                 time.sleep(0.02)
             query.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 
 _ASKED_EVERY = 0.1
 """Seconds between questions to Spark about a query."""
+_EXECUTOR_WITHIN = 15.0
+
+NO_EXECUTOR = (
+    f"a batch has waited {_EXECUTOR_WITHIN:.0f} s for an executor: the cluster has no free cores or"
+    " memory, or no workers (see the master's pages); stop other applications, limit their"
+    " spark.cores.max, or add workers"
+)
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _STARTS_WITH = "eventpub-"
@@ -107,32 +115,48 @@ class Watched:
     Attributes:
         last: its `lastProgress`.
         is_active: False also once Spark's process has ended.
+        lacks_executor: a batch has long been waiting for one.
         unanswered: looks at it since Spark has last answered; not seconds, since this process may
             have been suspended, too.
     """
 
-    def __init__(self, query: Any) -> None:
+    def __init__(self, query: Any, context: Any) -> None:
         self.query = query
         self.last: Any = None
         self.is_active = True
+        self.lacks_executor = False
+        self._context = context
         self.unanswered = 0
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
-        is_active = True
-        while is_active:
+        waits = 0
+        while self.is_active:
             time.sleep(_ASKED_EVERY)
-            is_active = False
-            with suppress(Exception):
+            try:
                 is_active = self.query.isActive
                 self.last = self.query.lastProgress
-            self.unanswered = 0
-        self.is_active = False
+            except Exception:  # one call may fail, as for want of memory
+                self.is_active = not _has_ended()
+            else:
+                self.is_active, self.unanswered = is_active, 0
+                waits = waits + 1 if self._waits_for_executor() else 0
+                self.lacks_executor = waits * _ASKED_EVERY > _EXECUTOR_WITHIN
+
+    def _waits_for_executor(self) -> bool:
+        with suppress(Exception):
+            if not self._context.master.startswith("local") and is_in_batch(self.query):
+                return bool(self._context._jsc.sc().getExecutorMemoryStatus().size() == 1)  # driver
+        return False
 
     def wait(self, seconds: float) -> None:
         """Wait until it has ended and its last progress is known."""
         self._thread.join(seconds)
+
+
+def is_in_batch(query: Any) -> bool:
+    return bool(query.status["message"].startswith("Processing"))
 
 
 def new_session(config: Config, state: StateDir) -> SparkSession:
@@ -144,8 +168,11 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
     from eventpub.spark import register
 
     local = re.fullmatch(r"local(?:\[(\*|\d+)\])?", config.spark.master)
-    master = f"local[{_slots(local[1], config)},4]" if local else config.spark.master
-    properties = _defaults(state, is_local=local is not None) | config.spark.properties
+    master = config.spark.master
+    if local:
+        given = os.cpu_count() if local[1] == "*" else local[1]
+        master = f"local[{max(int(given or 1), config.run.shards)},4]"
+    properties = defaults(config, state, is_local=local is not None) | config.spark.properties
     properties |= {"spark.master": master, "spark.app.name": f"eventpub:{config.app.id}"}
     gateway = SparkContext._gateway or _launched(properties, state, is_local=local is not None)
     conf = SparkConf()
@@ -252,6 +279,14 @@ def end_session(*, kills: bool) -> None:
     SparkSession._instantiatedSession = None
 
 
+def _has_ended() -> bool:
+    """Whether Spark's process has."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process is None or process.poll() is not None
+
+
 def is_alive(session: SparkSession | None) -> bool:
     with suppress(Exception):
         jvm: Any = None if session is None else session.sparkContext._jsc
@@ -259,7 +294,8 @@ def is_alive(session: SparkSession | None) -> bool:
     return False
 
 
-def _defaults(state: StateDir, *, is_local: bool) -> dict[str, str]:
+def defaults(config: Config, state: StateDir, *, is_local: bool) -> dict[str, str]:
+    """Properties of Spark unless the configuration sets them."""
     managers = "org.apache.spark.sql.execution.streaming.checkpointing"
     found = {
         "spark.driver.memory": "1g",
@@ -287,12 +323,10 @@ def _defaults(state: StateDir, *, is_local: bool) -> dict[str, str]:
             "spark.ui.port": "0",
             "spark.local.dir": str(state.spark_scratch),
         }
+    if config.spark.master.startswith("spark:"):  # where an application takes all cores
+        size = int(config.spark.properties.get("spark.executor.cores", 1))
+        found["spark.cores.max"] = str(math.ceil(config.run.shards / size) * size)
     return found
-
-
-def _slots(given: str | None, config: Config) -> int:
-    cores = (os.cpu_count() or 1) if given == "*" else int(given or 1)
-    return max(cores, config.run.shards)
 
 
 def ignoring(call: Callable[[], Any]) -> None:

@@ -27,7 +27,6 @@ from eventpub.sink.layout import check_topics
 from eventpub.sink.markers import Numbered
 from eventpub.sink.numbered import NumberedSink
 from eventpub.sink.records import Columns, DeadRow, contents_of
-from eventpub.sink.topics import partition_counts
 from eventpub.spark.options import SinkOptions
 from eventpub.spark.rows import InputRows
 from eventpub.spark.sink import Published, Refusal
@@ -54,7 +53,7 @@ def numbered_sink(options: SinkOptions) -> NumberedSink:
         Clients(options.sink),
         options.id,
         after_query=options.after_query,
-        reads_back=bool(options.query),
+        at_start=options.partitions,
     )
 
 
@@ -67,7 +66,7 @@ def _require_topics(
     if None in counts or len(counts) > 1:
         clients = Clients(section)
         check_topics(clients, late=section.late_topic in sides, was_written=was_written)
-        sink.partitions |= partition_counts(clients)
+        sink.partitions |= sink.count_partitions()
 
 
 def _numbered(options: SinkOptions) -> Numbered:

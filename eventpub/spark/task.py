@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from eventpub.shard.step import Step
 from eventpub.sink.layout import check_leaders
 from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore, Layout
+from eventpub.spark.ahead import page
 from eventpub.spark.journal import Journal, Journals, Snapshots
 from eventpub.spark.options import Plan, SourceOptions
 from eventpub.spark.place import Place
@@ -112,6 +113,12 @@ class JournaledContext(ShardContext):
         return list_offsets(self.parts.clients, [place], "latest")[place]
 
 
+@cache
+def require_shared(location: str, query: str) -> None:
+    """Raise state.not_shared; checked once by each process."""
+    Place(location).require_shared(query)
+
+
 class Task:
     def __init__(self, options: SourceOptions, part: Part) -> None:
         self._options = options
@@ -147,6 +154,7 @@ class Task:
                 patience.wait(error)
 
     def _attempt(self) -> Iterator[pa.RecordBatch]:
+        require_shared(self._options.state, self._plan.query)
         had_index = self._folder.exists()
         try:
             yield from self._replay() or self._decide()
@@ -157,7 +165,8 @@ class Task:
             # journals missed by a long absent executor may have been pruned
             is_old = error.code == "state.journal_missing" and had_index
             if error.code == "index.corrupt" or is_old:
-                shutil.rmtree(self._folder, ignore_errors=True)  # the next attempt uses a snapshot
+                # at once, or what is left counts as an index; the next attempt uses a snapshot
+                shutil.rmtree(self._parts.storage.set_aside(self._folder), ignore_errors=True)
                 error.retriable = True
             raise
 
@@ -172,7 +181,6 @@ class Task:
         plan, began = self._plan, time.monotonic()
         snapshots = Snapshots(self._place, plan.query, self._number)
         options, publisher = self._options, self._options.publisher
-        accepts = publisher is not None and publisher.accepts_topic
         assignment = Assignment(
             options.config,
             self._layout,
@@ -180,7 +188,8 @@ class Task:
             plan.start,
             0,
             self._parts,
-            accepts_topic=accepts,
+            accepts_topic=publisher is not None and publisher.accepts_topic,
+            start_id="" if publisher is None else publisher.start_id,
         )
         if not self._folder.exists() and (plan.batch > 1 or publisher is not None):
             found = snapshots.fetch(self._folder, plan.batch - 1)
@@ -267,8 +276,11 @@ class Task:
         if after < plan.upto and not waits:
             shard, sizes, ahead = context.shard, context.parts.sizes, context.parts.read_ahead
             is_page = plan.after is not None and after >= plan.after
-            window = partial(context.reader.window, is_page=is_page)
-            with ahead(lambda: chunks(window(after, plan.upto, shard), sizes)) as parts:
+            found = None
+            if self._options.publisher is not None:
+                found = page(self._options.config, after, plan.upto, self._number)
+            window = partial(context.reader.window, after, plan.upto, shard, is_page=is_page)
+            with ahead(lambda: chunks(window() if found is None else iter(found), sizes)) as parts:
                 for rows in parts:
                     had_rows, waits = True, context.is_full or not step.rows(rows)
                     if waits:
@@ -342,10 +354,26 @@ def rows_of_time(options: SourceOptions, part: Part) -> Iterator[pa.RecordBatch]
             yield from batches([rows], all_rows=options.all_rows)
 
 
-def recover(assignment: Assignment, number: int, beginning: Beginning, folder: Path) -> None:
+def recover(
+    assignment: Assignment, number: int, beginning: Beginning, folder: Path, damage: str = ""
+) -> None:
     """Bring the index of the engine `threads`, or a new one, up to the topic, and copy it with the
-    fold's report to a new folder."""
+    fold's report to a new folder. A damaged one is set aside (`damage`)."""
+    try:
+        _recover(assignment, number, beginning, folder, damage)
+    except StateError as error:
+        if error.code != "index.corrupt" or damage:
+            raise
+        moved_to = assignment.parts.storage.set_aside(assignment.index(number))
+        damage = f"{error.message}; it was moved to {moved_to}"
+        recover(assignment, number, beginning, folder, damage)
+
+
+def _recover(
+    assignment: Assignment, number: int, beginning: Beginning, folder: Path, damage: str
+) -> None:
     with PublishingContext(assignment, number, beginning, Lane(), lambda _: None) as context:
+        context.report.rebuilt = damage or context.report.rebuilt
         Fold(context).run()
         # a leader cut off from the others lacks the last records, and would have them repeated
         topic = assignment.config.sink.topic

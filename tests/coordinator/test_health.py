@@ -476,3 +476,12 @@ class TestHistogram:
         assert found["latency"]["counts"][3] == 10
         assert found["latency"]["sum"] == 4.0
         assert sum(found["steps"]["publish"]["counts"]) == 2
+
+
+def test_publishing_says_what_it_lacks() -> None:
+    life = working()
+    life.coordinator.health.lacking = "a batch has waited 15 s for an executor"
+    assert wrong(life) == {"publishing"}
+    assert "executor" in message(life, "publishing")
+    life.coordinator.health.lacking = ""
+    assert not wrong(life)

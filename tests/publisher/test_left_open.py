@@ -12,12 +12,14 @@ from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer
+from pyspark import SparkContext
 
 from eventpub.coordinator.position import StartState
 from eventpub.errors import SinkError
 from eventpub.spark import checkpoint as of_spark
 from eventpub.spark.checkpoint import Checkpoints
 from eventpub.spark.publisher import Query, _UnusableError
+from eventpub.spark.session import Watched
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
@@ -94,6 +96,57 @@ def test_a_spark_that_does_not_answer_is_ended() -> None:
     assert error is not None
     assert error.retriable
     assert (ended, query._query) == ([True], None)
+
+
+LOCAL = SimpleNamespace(master="local[2]")
+
+
+class Asked:
+    """Spark's side of a query, of which some calls fail."""
+
+    def __init__(self, answers: list[bool | None]) -> None:
+        self._answers = answers
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 (Spark's name)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if answer is None:
+            raise RuntimeError("Java heap space")
+        return answer
+
+    lastProgress = None  # noqa: N815 (Spark's name)
+
+    def exception(self) -> None:
+        return None
+
+
+def test_a_query_of_which_one_call_has_failed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as over: the run ended with status 0, and Spark with it."""
+    gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: None))
+    monkeypatch.setattr(SparkContext, "_gateway", gateway)
+    watched = Watched(Asked([True, None, None, True, False]), LOCAL)
+    time.sleep(0.35)
+    assert watched.is_active
+    watched.wait(5)
+    assert not watched.is_active
+
+
+def test_a_query_whose_process_has_ended_is_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: 137))
+    monkeypatch.setattr(SparkContext, "_gateway", gateway)
+    watched = Watched(Asked([None]), LOCAL)
+    watched.wait(5)
+    assert not watched.is_active
+
+
+@pytest.mark.parametrize("available_now", [True, False])
+def test_only_a_run_that_ends_by_itself_is_over_without_an_error(available_now: bool) -> None:
+    watched = SimpleNamespace(is_active=False, unanswered=0, query=Asked([False]))
+    query: Any = SimpleNamespace(_query=watched, _available_now=available_now)
+    found, error = Query._ended(query)
+    assert found == watched
+    assert (error is None) == available_now
+    assert error is None or error.retriable
 
 
 def test_a_checkpoint_whose_markers_are_hidden_does_not_go_on(

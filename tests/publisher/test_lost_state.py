@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -12,9 +13,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
     Publisher,
     Topic,
+    compare,
+    create_table,
     delete_as_proposed,
     delete_topics,
     eventually,
@@ -201,3 +205,25 @@ def test_a_topic_that_was_deleted_after_a_skip_is_published_anew(
     assert publisher.topic.versions("a") == [1, 2, 3]
     for side in (".gaps", ".dead"):
         assert Topic(publisher.topic.bootstrap_servers, publisher.topic.name + side).read() == []
+
+
+@pytest.mark.engines("here", why="a query's own index has snapshots, which the threads' has not")
+def test_a_damaged_index_of_the_other_engine_is_set_aside(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Each new checkpoint began with it, and failed, for ever."""
+    create_table(database)
+    publisher = new_publisher(database, run={"engine": "threads", "shards": 2})
+    commit(database, range(1, 3))
+    publisher.start()
+    publisher.until_published("a-39", [1, 2])
+    publisher.stop()
+    for file in (publisher.state / "index" / "2-shards" / "0").glob("MANIFEST-*"):
+        os.truncate(file, 0)
+    publisher.settings["run"]["engine"] = "spark"
+    publisher.start()
+    commit(database, range(3, 4))
+    for number in range(40):
+        publisher.until_published(f"a-{number}", [1, 2, 3])
+    assert "it was moved to" in publisher.log.read_text()
+    assert not compare(database, publisher.topic)

@@ -227,6 +227,30 @@ def test_a6_a_topic_that_has_lost_its_last_records(
             published(publisher, 80)
 
 
+@pytest.mark.engines("threads", "here")
+def test_partitions_that_are_added_while_it_runs_count_from_the_next_start_on(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Spark's sink used them at once, and stopped at the next dead letter: others had fewer."""
+    create_table(database)
+    publisher = new_publisher(database, run={"shards": 2})
+    publisher.start()
+    commit(database, 1)
+    publisher.until_published(AGGREGATES[-1], [1])
+    results(admin(publisher).create_partitions([NewPartitions(publisher.topic.name, 7)]))
+    time.sleep(2)  # by then a client knows of them
+    commit(database, 2)
+    commit(database, 1, QUIET)
+    commit(database, -1, ["dead"])
+    publisher.until_said("row refused")
+    for aggregate_id in AGGREGATES:
+        publisher.until_published(aggregate_id, [1, 2])
+    for aggregate_id in QUIET:
+        publisher.until_published(aggregate_id, [1])
+    assert {record.partition for record in publisher.topic.read()} <= {0, 1, 2, 3}
+    assert publisher.stop() == 143
+
+
 def test_a15_partitions_are_added(database: FreshDatabase, new_publisher: NewPublisher) -> None:
     """4 partitions and 2 shards, 6, 8, and 3 shards then: many belong to another shard each time.
 

@@ -93,7 +93,7 @@ def test_whatever_ends_a_runner_is_said(
     assert (ended.shard, ended.error.code, ended.error.retriable) == (3, "shard.failed", True)
 
 
-def opens(folder: Path, topic: str) -> tuple[bool, Any]:
+def opens(folder: Path, topic: str, start_id: str = "") -> tuple[bool, Any]:
     """Whether a runner begins a new index where there is one of something else, and its report."""
     report = Report(0)
     config = SimpleNamespace(
@@ -107,10 +107,16 @@ def opens(folder: Path, topic: str) -> tuple[bool, Any]:
         index=lambda _: folder,
         partitions=4,
         parts=SimpleNamespace(storage=ROCKSDB),
-        adopts=lambda found: adopts(config, found, accepts_topic=False),  # type: ignore[arg-type]
+        start_id=start_id,
+        adopts=lambda found: (
+            found.get("start", "") == start_id and adopts(config, found, accepts_topic=False)  # type: ignore[arg-type]
+        ),
     )
     with open_index(assignment, SHARD, report) as index:
-        return index.is_new, report
+        is_new = index.is_new
+        if is_new:
+            index.begin(7)
+        return is_new, report
 
 
 OF = {
@@ -145,3 +151,26 @@ def test_an_index_of_fewer_partitions_is_moved_out_of_the_way(tmp_path: Path) ->
     assert not opens(tmp_path / "4", "former")[0]
     with pytest.raises(StateError, match=r"state\.foreign"):
         opens(tmp_path / "4", "events")
+
+
+def test_an_index_of_before_the_first_start_is_moved_out_of_the_way(tmp_path: Path) -> None:
+    """The state was removed where the publisher runs, but not where its executors ran."""
+    folder = tmp_path / "0"
+    assert opens(folder, "former", "100")[0]
+    is_new, report = opens(folder, "former", "100")
+    assert (is_new, report.rebuilt) == (False, None)
+    is_new, report = opens(folder, "former", "200")
+    assert is_new
+    assert "earlier state" in report.rebuilt
+    assert (tmp_path / "0.former").exists()
+    assert not opens(folder, "former", "200")[0]
+    with pytest.raises(StateError, match=r"state\.foreign"):
+        opens(folder, "events", "200")
+
+
+def test_an_index_of_a_version_without_starts_is_its_state_s(tmp_path: Path) -> None:
+    for folder in ("kept", "left"):
+        with Index(tmp_path / folder, OF) as index:
+            index.begin(7)
+    assert not opens(tmp_path / "kept", "former")[0]
+    assert opens(tmp_path / "left", "former", "100")[0]

@@ -142,7 +142,7 @@ def _last(folder: Path) -> int:
 class Session:
     """What `eventpub run` uses of a session, from `readStream` to `start`."""
 
-    sparkContext = SimpleNamespace(uiWebUrl="")  # noqa: N815 (Spark's name)
+    sparkContext = SimpleNamespace(uiWebUrl="", master="local[2]")  # noqa: N815 (Spark's name)
 
     def __init__(self) -> None:
         self._options: dict[str, str] = {}

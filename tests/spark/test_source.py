@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import threading
 import time
 from collections import Counter
@@ -21,12 +22,15 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from eventpub import times
 from eventpub.channel import Request
 from eventpub.config import Config
-from eventpub.errors import find_marked
+from eventpub.errors import StateError, find_marked
 from eventpub.shard.assignment import Parts, real_parts
 from eventpub.shard.pace import Sizes
 from eventpub.sources.mysql import events as events_of_table
 from eventpub.spark import SourceError, driver, planner, task
+from eventpub.spark.journal import Journals, Snapshots
+from eventpub.spark.notes import listed
 from eventpub.spark.options import Plan, source_options
+from eventpub.spark.place import Place
 from eventpub.spark.source import EventStoreDataSource
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import commit, create_table, eventually, insert, transaction
@@ -319,6 +323,35 @@ def test_an_executor_without_an_index_applies_journals(
     assert not query.run(seconds=3)
 
 
+def test_holds_are_known_where_the_executor_was_another_machine_s(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    """By an index of before, by a snapshot, or not at all."""
+    query = Query(table, tmp_path, max_backoff="9", backoff_base="60s")
+    commit(table, "a", 1)
+    query.run(1)
+    eventually(lambda: not [*(tmp_path / "local").rglob("*.copy-*")], 30)
+    name, place = query.offsets[-1]["query"], Place(str(tmp_path / "state"))
+    (index,) = (tmp_path / "local" / "query" / name).iterdir()
+    shutil.copytree(index, tmp_path / "before")
+    commit(table, "a", 3)
+    assert not query.run()
+    upto, request = query.offsets[-1]["batch"], Request("x", "list", most=5)
+    journals, snapshots = Journals(place, name), Snapshots(place, name, 0)
+    of_snapshot = snapshots.pending(upto, request, journals)
+    (here,) = listed([index], upto, request)
+    for found in (of_snapshot, here):
+        assert [(hold.aggregate_id, hold.first_missing) for hold in found.holds] == [("a", 2)]
+        assert (found.count, found.batch) == (1, upto)
+    assert not listed([tmp_path / "before"], upto, request)
+    assert not listed([index, tmp_path / "none"], upto, request)
+    place.delete(*place.names(f"{name}/snapshot"))
+    with pytest.raises(StateError) as unknown:
+        snapshots.pending(upto, request, journals)
+    assert unknown.value.code == "state.holds_unknown"
+    assert "while the publisher runs" in str(unknown.value.suggestion)
+
+
 def test_a_run_that_ends_by_itself_waits_for_holds_and_the_last_count(
     table: FreshDatabase, tmp_path: Path
 ) -> None:
@@ -428,13 +461,34 @@ class TestRefused:
             query.run()
         assert code_of(failed) == "state.journal_missing"
 
+    def test_a_location_that_an_executor_does_not_share(
+        self, table: FreshDatabase, tmp_path: Path
+    ) -> None:
+        """Each machine has a folder of that name."""
+        commit(table, "a", 1)
+        query = Query(table, tmp_path)
+        assert query.plan()
+        (tmp_path / "state").rename(tmp_path / "of_driver")
+        task.require_shared.cache_clear()  # as in another process
+        with pytest.raises(SourceError) as failed:
+            query.do()
+        error = find_marked(str(failed.value))
+        assert error is not None
+        assert (error.code, error.retriable) == ("state.not_shared", False)
+        assert socket.gethostname() in error.message
+        assert str(tmp_path / "state") in str(error.where)
+        shutil.rmtree(tmp_path / "state")
+        (tmp_path / "of_driver").rename(tmp_path / "state")
+        query.do()
+
     def test_rows_that_a_repeated_batch_needs_and_that_are_gone(
         self, table: FreshDatabase, tmp_path: Path
     ) -> None:
         commit(table, "a", 1)
         query = Query(table, tmp_path)
         assert query.plan()
-        query.do()
+        while not any(query.do()):  # the boundary may be below it
+            query.plan()
         table.execute("DELETE FROM events")
         with pytest.raises(SourceError) as failed:
             query.do()

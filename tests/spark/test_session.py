@@ -1,0 +1,84 @@
+"""What `eventpub run` asks of a cluster, and says while it does not get it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from eventpub.config import Config
+from eventpub.spark import session
+from eventpub.spark.session import Watched
+from eventpub.state import StateDir
+from tests.publisher.harness import eventually
+
+
+def config(shards: int, **properties: str) -> Config:
+    return Config.model_validate(
+        {
+            "app": {"id": "orders"},
+            "store": {"url": "mysql+pymysql://reader@127.0.0.1/shop"},
+            "run": {"shards": shards},
+            "sink": {"topic": "orders"},
+            "spark": {"master": "spark://host:7077", "properties": properties},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("properties", "cores"),
+    [
+        ({}, "3"),
+        ({"spark.executor.cores": "2"}, "4"),  # whole executors: Spark starts no part of one
+        ({"spark.executor.cores": "8"}, "8"),
+    ],
+)
+def test_of_a_standalone_master_it_takes_a_core_for_each_shard(
+    properties: dict[str, str], cores: str
+) -> None:
+    found = session.defaults(config(3, **properties), StateDir(Path("state")), is_local=False)
+    assert found["spark.cores.max"] == cores
+
+
+class Waiting:
+    """A query in a batch, of which Spark knows no progress."""
+
+    isActive = True  # noqa: N815 (Spark's name)
+    lastProgress = None  # noqa: N815
+
+    def __init__(self, message: str) -> None:
+        self.status = {"message": message}
+
+
+class Context:
+    """Spark's, of a cluster; `processes`: the driver and executors."""
+
+    master = "spark://host:7077"
+    processes = 1
+    _jsc = property(lambda self: self)
+    sc = getExecutorMemoryStatus = lambda self: self  # noqa: N815 (Spark's names)
+
+    def size(self) -> int:
+        return self.processes
+
+
+def test_a_batch_that_gets_no_executor_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_ASKED_EVERY", 0.01)
+    monkeypatch.setattr(session, "_EXECUTOR_WITHIN", 0.05)
+    context = Context()
+    watched = Watched(Waiting("Processing new data"), context)
+    eventually(lambda: watched.lacks_executor, 5)
+    context.processes = 2
+    eventually(lambda: not watched.lacks_executor, 5)
+    watched.query.isActive = False
+
+
+def test_a_query_without_a_batch_needs_no_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors that are idle may be given back."""
+    monkeypatch.setattr(session, "_ASKED_EVERY", 0.01)
+    monkeypatch.setattr(session, "_EXECUTOR_WITHIN", 0.0)
+    watched = Watched(Waiting("Waiting for data to arrive"), Context())
+    time.sleep(0.2)
+    assert not watched.lacks_executor
+    watched.query.isActive = False
