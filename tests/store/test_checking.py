@@ -67,8 +67,26 @@ def test_a9_aggregates_that_begin_above_the_first_version_are_said(
     assert "20 of 30 aggregates begin above version 1" in said.message
     assert "set read.start" in str(said.suggestion)
     assert found(config.model_copy(update={"first_version": 0}))["first versions"].status == "warn"
+    # it said that all begin with 1 where half do
     insert(database, [(f"whole {n}", 1, now) for n in range(10, 30)])
-    assert found(config)["first versions"].status == "ok"
+    said = found(config)["first versions"]
+    assert said.status == "warn"
+    assert "20 of 50 aggregates begin above version 1: each waits" in said.message
+    insert(database, [(f"whole {n}", 1, now) for n in range(30, 400)])
+    said = found(config)["first versions"]
+    assert (said.status, said.message) == ("ok", "20 of 420 aggregates begin above version 1")
+
+
+@both
+def test_some_that_begin_with_0_are_not_told_to_begin_with_1(database: FreshDatabase) -> None:
+    """Their first events would become dead letters."""
+    config = create(database).model_copy(update={"first_version": 0})
+    now = "2026-03-01 12:00:00"
+    insert(database, [(f"a{n}", n % 2, now) for n in range(20)])
+    said = found(config)["first versions"]
+    assert said.status == "warn"
+    assert "10 of 20 aggregates begin above version 0" in said.message
+    assert "first_version" not in str(said.suggestion)
 
 
 @both

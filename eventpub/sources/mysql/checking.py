@@ -49,6 +49,7 @@ _SAMPLES = 4
 _BETWEEN_SAMPLES = 0.4
 _FEW_ROWS = 1_000
 _NEWEST = 100_000
+_FEW_ABOVE = 20
 
 _Finding: TypeAlias = tuple[Any, ...]
 """Status, message, and a suggestion if there is one."""
@@ -238,13 +239,14 @@ def _first_versions(first: int, lowest: Sequence[int]) -> _Finding:
             " dead letters",
             "set store.first_version = 0",
         )
-    if above * 2 <= len(lowest):
-        return "ok", f"aggregates begin with version {first}"
-    said = (
-        f"{above} of {len(lowest)} aggregates begin above version {first}: each waits until its gap"
-        " is skipped (gaps.max_backoff), unless it begins before read.start"
+    said = f"{above} of {len(lowest)} aggregates begin above version {first}"
+    if above * _FEW_ABOVE <= len(lowest):
+        return "ok", said if above else f"aggregates begin with version {first}"
+    said += (
+        ": each waits until its gap is skipped (gaps.max_backoff; a record on the topic .gaps),"
+        " unless it begins before read.start"
     )
-    if first == 0 and lowest.count(1) * 2 > above:
+    if first == 0 and not lowest.count(0) and lowest.count(1) * 2 > above:
         return "warn", said, "set store.first_version = 1"
     return "warn", said, "if the first events were archived, set read.start to a time after that"
 
