@@ -298,7 +298,7 @@ def replay(config: Config, *, first: int, last: int, topic: str, id_: str) -> Re
 
     Records have the header eventpub_replay. Each aggregate's events are published in version order,
     each once, even if the command is interrupted and repeated. Exit status 1 if the broker refused
-    any.
+    any, or any is left out since an earlier run has published a later version.
     """
     from eventpub.cli.terminal import progress
     from eventpub.ops import replay as replaying
@@ -321,5 +321,8 @@ def replay(config: Config, *, first: int, last: int, topic: str, id_: str) -> Re
     before = f" ({done.before:,} were there before)" if done.before else ""
     summary = f"replay {done.id}: {counted(done.events, 'event')} published to {topic}{before}"
     if done.refused:
-        summary += f", {done.refused:,} refused by the broker: " + "; ".join(done.examples)
-    return Report(not done.refused, summary, {"topic": topic, **vars(done)})
+        summary += f", {done.refused:,} refused by the broker"
+    if done.left_out:
+        summary += f", {done.left_out:,} left out (to publish the whole range: another --id)"
+    summary += ": " * bool(done.examples) + "; ".join(done.examples)
+    return Report(not done.examples, summary, {"topic": topic, **vars(done)})

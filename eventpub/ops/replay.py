@@ -2,14 +2,15 @@
 
 The keys of the range are sorted in a database that spills to disk: by creation time, but within an
 aggregate by version. Each portion is one transaction, and every record names its replay. A repeated
-replay reads the topic and publishes only missing events.
+replay reads the topic and publishes only events above those that it has of an aggregate: what is
+missing below is left out, and named.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,11 @@ SELECT id, version, created FROM in_order
 LEFT JOIN (SELECT id, max(version) AS done FROM done GROUP BY id) USING (id)
 WHERE done IS NULL OR version > done ORDER BY turn, version, id
 """
+_LEFT_OUT = """
+SELECT id, version, count(*) OVER () FROM in_order ANTI JOIN done USING (id, version)
+JOIN (SELECT id, max(version) AS done FROM done GROUP BY id) USING (id)
+WHERE version < done ORDER BY id, version LIMIT 10
+"""
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,15 @@ class Range:
 
 @dataclass
 class Replayed:
-    """The outcome of a replay; `before` counts events published by its earlier runs."""
+    """The outcome of a replay; `before` counts events published by its earlier runs, `left_out` those
+    below one of these that are not on the topic.
+    """
 
     id: str
     events: int = 0
     before: int = 0
     refused: int = 0
+    left_out: int = 0
     transactions: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -132,8 +141,13 @@ class _Order:
         self._database.register("portion", pa.table(portion))
         self._database.execute(f"INSERT INTO {table} FROM portion")
 
-    def mark_done(self, versions: dict[str, int]) -> None:
-        self._add("done", [*versions], [*versions.values()])
+    def mark_done(self, keys: list[Key]) -> None:
+        if keys:
+            self._add("done", *zip(*keys, strict=True))
+
+    def left_out(self) -> list[tuple[str, int, int]]:
+        """The first keys left out, each with the number of all."""
+        return self._database.execute(_LEFT_OUT).fetchall()
 
     def left(self) -> Iterator[Page]:
         with self._database.cursor() as cursor:
@@ -164,7 +178,8 @@ class _Replay:
         encoder = CloudEvents(self._config.app.id, ((REPLAY, result.id.encode()),))
 
         def show() -> None:
-            on_progress(result.before + result.events + result.refused, self._order.total)
+            reached = result.before + result.events + result.refused + result.left_out
+            on_progress(reached, self._order.total)
 
         while True:
             with ShardSink(
@@ -174,6 +189,9 @@ class _Replay:
                 self._read_back()
                 if reached < 0:
                     result.before = self._on_topic
+                    for key in self._order.left_out():
+                        result.left_out = key[2]
+                        self._name(key, "left out, since a later version is on the topic")
                     show()
                 result.events = self._on_topic - result.before
                 failures = failures if self._on_topic + result.refused == reached else 0
@@ -225,6 +243,9 @@ class _Replay:
     def _refuse(self, key: Key, reason: str) -> None:
         self._refused.add(key)
         self._result.refused += 1
+        self._name(key, reason)
+
+    def _name(self, key: Sequence[Any], reason: str) -> None:
         if len(self._result.examples) < _MOST_SHOWN:
             self._result.examples.append(f"{key[0]}/{key[1]}: {reason}")
 
@@ -234,12 +255,11 @@ class _Replay:
         first = records.timestamp(self._what.first)
         starts = self._read_to or offsets_at(clients, self._places, first)
         for chunk in read_committed(clients, starts, ends=ends):
-            done: dict[str, int] = {}
+            done: list[Key] = []
             for message, headers in own_records(chunk, self._config.app.id):
                 if headers.get(REPLAY) == wanted:
                     self._on_topic += 1
-                    aggregate_id, version = message.key().decode(), int(headers[records.SEQUENCE])
-                    done[aggregate_id] = max(version, done.get(aggregate_id, version))
+                    done.append((message.key().decode(), int(headers[records.SEQUENCE])))
             self._order.mark_done(done)
         self._read_to = ends
 

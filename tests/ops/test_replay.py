@@ -10,7 +10,14 @@ from typing import Any, Literal
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from eventpub import settings
 from eventpub.config import parse_time
@@ -191,15 +198,39 @@ def test_what_the_broker_refuses_is_named_and_the_rest_is_published(
     small = NewTopic(again, 2, 1, config={"max.message.bytes": "100000"})
     for made in admin.create_topics([small]).values():
         made.result()
-    done = publisher.command(
-        "replay", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-02T00:00:00Z",
-        "--topic", again, "--json",
-    )  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
-    result = json.loads(done.stdout)["result"]
-    assert (result["events"], result["refused"]) == (2, 2)
-    assert sorted(e.split(":")[0] for e in result["examples"]) == ["a/2", "b/1"]
+
+    def command(status: int, *arguments: str) -> tuple[str, list[int], list[str]]:
+        done = publisher.command(
+            "replay", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-02T00:00:00Z",
+            "--topic", again, "--json", *arguments,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout + done.stderr
+        answer = json.loads(done.stdout)
+        counts = [answer["result"][name] for name in ("events", "before", "refused", "left_out")]
+        return (
+            answer["summary"],
+            counts,
+            sorted(e.split(",")[0] for e in answer["result"]["examples"]),
+        )
+
+    _, counts, named = command(1)
+    assert counts == [2, 0, 2, 0]
+    assert [name.split(":")[0] for name in named] == ["a/2", "b/1"]
     assert versions(of(publisher, again)) == {"a": [1, 3]}
+    # repeated, it left a/2 out for good, and said that all is done
+    _, counts, _ = command(1)
+    assert counts == [0, 2, 1, 1]
+    limit = ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
+    larger = ConfigResource(ResourceType.TOPIC, again, incremental_configs=[limit])
+    for altered in admin.incremental_alter_configs([larger]).values():
+        altered.result()
+    fill(database, [("a", 0, 3)])
+    summary, counts, named = command(1)
+    assert counts == [1, 2, 0, 2]
+    assert named == ["a/0: left out", "a/2: left out"]
+    assert "2 left out (to publish the whole range: another --id): a/0: left out, since" in summary
+    assert versions(of(publisher, again)) == {"a": [1, 3], "b": [1]}
+    assert command(0, "--id", "whole")[1] == [5, 0, 0, 0]
 
 
 BACK = parse_time("2025-10-26T01:00:00Z")
