@@ -249,6 +249,37 @@ def test_rows_of_two_types_with_one_id_are_told_apart_by_the_type(
 
 
 @both
+def test_aggregates_that_only_a_collation_takes_for_one_are_not_there_twice(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Both were to be "corrected": whoever did so deleted events."""
+    id_type = "VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
+    config = make(database, ", KEY (created_at), KEY (stream_id, version)", id_type=id_type)
+    insert(database, ("Kx9", 1), ("kx9", 1), ("kx9", 2))
+    check = found(config)["identity of aggregates"]
+    assert "twice" not in check.message.partition("no unique key")[2]
+    assert "collation utf8mb4_general_ci treats ids as equal" in check.message
+    assert str(check.suggestion).startswith("give the column the collation utf8mb4_")
+    result = init(database, tmp_path)
+    assert (result["columns"]["aggregate_id"], result["statements"]) == ("stream_id", [])
+    [note] = [note for note in result["notes"] if "unique key" in note]
+    assert "collation utf8mb4_general_ci treats ids as equal" in note
+    # of rows that are repeated, only these are listed
+    insert(database, ("kx9", 1))
+    check = found(config)["identity of aggregates"]
+    assert "stream_id kx9, version 1 is there twice" in check.message
+    assert database.execute(str(check.suggestion).partition(": ")[2]) == (("kx9", 1),)
+    database.execute("DELETE FROM events WHERE id = 2")
+    collation = str(found(config)["identity of aggregates"].suggestion)
+    name = collation.removeprefix("give the column the collation ").partition(",")[0]
+    database.execute(
+        f"ALTER TABLE events MODIFY stream_id VARCHAR(100) COLLATE {name} NOT NULL,"
+        " ADD UNIQUE KEY (stream_id, version)"
+    )
+    assert found(config)["identity of aggregates"].status == "ok"
+
+
+@both
 def test_a_version_that_is_there_twice_gets_no_unique_key(
     database: FreshDatabase, tmp_path: Path
 ) -> None:

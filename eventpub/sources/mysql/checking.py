@@ -151,18 +151,19 @@ def _identity(subject: _Subject) -> _Finding:
         return _not_unique(subject)
     parts = subject.layout.identity.parts
     for part in (part for part in parts if not part.is_bytewise):
-        is_binary = part.collation.endswith("_bin")
-        ignored = "trailing blanks" if is_binary else "case, accents or whatever else it ignores"
-        bytewise = "nopad_bin" if is_mariadb(subject.table.connection) else "0900_bin"
         return (
             "warn",
-            f"collation {part.collation} treats ids as equal that differ only in {ignored}, so the"
-            f" database refuses one {part.name.strip('`')} beside the other; eventpub tells them"
-            " apart by their bytes",
-            f"give the column the collation utf8mb4_{bytewise}, or let writers use one spelling",
+            f"{part.merged}, so the database refuses one {part.name.strip('`')} beside the other;"
+            " eventpub tells them apart by their bytes",
+            _bytewise(subject),
         )
     collations = ", ".join(dict.fromkeys(part.collation for part in parts))
     return "ok", f"by bytes ({collations}), versions unique"
+
+
+def _bytewise(subject: _Subject) -> str:
+    collation = "nopad_bin" if is_mariadb(subject.table.connection) else "0900_bin"
+    return f"give the column the collation utf8mb4_{collation}, or let writers use one spelling"
 
 
 def _not_unique(subject: _Subject) -> _Finding:
@@ -179,6 +180,8 @@ def _not_unique(subject: _Subject) -> _Finding:
     fix = "make sure that writers write each version once"
     if table.repeated(roles.key):
         fix = f"correct the repeated rows: {statements.repeated(subject.layout)}"
+    elif why == table.merged(roles.key):
+        fix = _bytewise(subject)
     return "warn", f"{said}; no unique key is possible: {why}", fix
 
 

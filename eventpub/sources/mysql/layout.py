@@ -301,7 +301,7 @@ def key_index(table: EventTable, key: Sequence[str]) -> tuple[str, str]:
         why = f"it would leave out {', '.join(others)}, by which the table is partitioned"
     elif twice := table.repeated(key):
         why = f"{twice} is there twice"
-    else:
+    elif not (why := table.merged(key)):
         return f"ADD UNIQUE INDEX ({columns})", ""
     return f"ADD INDEX ({columns})", why
 

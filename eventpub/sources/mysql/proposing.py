@@ -272,6 +272,8 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
         notes.append(f"{why}: a column with that time is to be added")
     if twice := table.repeated(roles.key):
         notes.append(f"{twice} is there twice: the second row becomes a dead letter if it differs")
+    elif why := table.merged(roles.key):
+        notes.append(f"no unique key is possible: {why}")
     elif not roles.by_key and not table.is_unique(roles.key):
         notes.append("no unique key confirms the columns of aggregate and version: check them")
     metadata = "metadata" not in roles.given and names.get("metadata")

@@ -185,7 +185,8 @@ def some_keys(layout: Layout, most: int) -> str:
 
 def repeated(layout: Layout) -> str:
     key = ", ".join([*layout.identity.names, layout.version])
-    return f"SELECT {key} FROM {layout.table} GROUP BY {key} HAVING COUNT(*) > 1"
+    by = ", ".join([*(part.grouped for part in layout.identity.parts), layout.version])
+    return f"SELECT {key} FROM {layout.table} GROUP BY {by} HAVING COUNT(*) > 1"
 
 
 def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int) -> str:

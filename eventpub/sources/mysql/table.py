@@ -169,17 +169,28 @@ class EventTable:
     def octets(self, name: str) -> int:
         return self.columns[name].octets if name in self.columns else 0
 
-    def repeated(self, key: Sequence[str]) -> str:
+    def repeated(self, key: Sequence[str], *, by_bytes: bool = True) -> str:
+        """A key that several rows have, or "": of equal bytes, or as an index compares them."""
         if not {*key} <= {*self.columns}:
             return ""
+        grouped = (self.columns[name].as_id.grouped for name in key)
         found = run(
             self.connection,
             f"SELECT {listed(key)} FROM (SELECT {listed(key)} FROM {self.name} LIMIT {_MANY})"
             f" AS some WHERE {' AND '.join(f'{quote(name)} IS NOT NULL' for name in key)}"
-            f" GROUP BY {listed(key)} HAVING COUNT(*) > 1 LIMIT 1",
+            f" GROUP BY {', '.join(grouped) if by_bytes else listed(key)}"
+            " HAVING COUNT(*) > 1 LIMIT 1",
         )
         values = [v.hex() if isinstance(v, bytes) else v for v in (found[0] if found else ())]
         return ", ".join(f"{name} {value}" for name, value in zip(key, values, strict=False))
+
+    def merged(self, key: Sequence[str]) -> str:
+        """Why a unique key would refuse rows although none are `repeated`; "": it would not."""
+        parts = [self.columns[name].as_id for name in key[:-1] if name in self.columns]
+        ways = [part.merged for part in parts if not part.is_bytewise]
+        if not ways or not (one := self.repeated(key, by_bytes=False)):
+            return ""
+        return f"{ways[0]}, as in {one}; eventpub tells them apart by their bytes"
 
 
 class Versions:

@@ -59,6 +59,18 @@ class IdPart:
         return self.kind != "text" or self.collation.endswith(("_0900_bin", "_nopad_bin"))
 
     @property
+    def grouped(self) -> str:
+        """For GROUP BY: only values of equal bytes are one."""
+        return self.name if self.is_bytewise else f"{self.name}, CAST({self.name} AS BINARY)"
+
+    @property
+    def merged(self) -> str:
+        """Which values the collation takes for one."""
+        is_binary = self.collation.endswith("_bin")
+        ignored = "trailing blanks" if is_binary else "case, accents or whatever else it ignores"
+        return f"collation {self.collation} treats ids as equal that differ only in {ignored}"
+
+    @property
     def selected(self) -> str:
         if self.kind == "uuid":
             text = f"HEX({self.name})"
