@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.config import Store
+from eventpub.sources.mysql import EventStore
 from eventpub.sources.mysql.migrating import migrate
 from tests.conftest import FreshDatabase
 from tests.frameworks.test_frameworks import both, command, found, init, refused, written
@@ -156,6 +157,42 @@ def test_a_table_without_versions_is_told_that_it_cannot_be_published(
     assert error["code"] == "init.column_unknown"
     assert "table events lacks version" in error["message"]
     assert "each row needs a version (1, 2, 3, … in its aggregate)" in error["suggestion"]
+
+
+@both
+@pytest.mark.parametrize("of", ["ENUM('opened', 'closed')", "INT", "VARBINARY(20)", "TINYBLOB"])
+def test_an_event_type_of_any_type_is_taken_as_run_takes_it(
+    database: FreshDatabase, tmp_path: Path, of: str
+) -> None:
+    """`init` said that the table lacks it, and to name the column."""
+    config = make(database)
+    database.execute(f"ALTER TABLE events MODIFY event_type {of} NOT NULL")
+    assert init(database, tmp_path)["columns"]["event_type"] == "event_type"
+    assert found(config)["table"].status == "ok"
+    columns = "stream_id, version, event_type, payload"
+    database.execute(f"INSERT INTO events ({columns}) VALUES ('a', 1, 1, '{{}}')")  # noqa: S608
+    with EventStore(config, EventStore.discover(config)) as store:
+        [batch] = store.window(0, store.now(), None)
+    assert batch.column("event_type").to_pylist() == ["opened" if "ENUM" in of else "1"]
+    database.execute("DELETE FROM events")
+    # of similar names, text goes first
+    database.execute("ALTER TABLE events CHANGE event_type kind ENUM('opened', 'x') NOT NULL")
+    assert init(database, tmp_path, "--force")["columns"]["event_type"] == "kind"
+    database.execute("ALTER TABLE events ADD COLUMN class VARCHAR(20) NOT NULL")
+    assert init(database, tmp_path, "--force")["columns"]["event_type"] == "class"
+
+
+@both
+@pytest.mark.parametrize("version", ["decimal(20,0)", "varchar(20)"])
+def test_a_column_of_a_type_that_is_not_taken_is_named_with_it(
+    database: FreshDatabase, tmp_path: Path, version: str
+) -> None:
+    make(database)
+    database.execute(f"ALTER TABLE events MODIFY version {version} NOT NULL")
+    error = refused(database, tmp_path)
+    assert error["code"] == "init.column_unknown"
+    assert f"table events lacks version (version is {version}, not big" in error["message"]
+    assert "--set store.columns.version=…" in error["suggestion"]
 
 
 def test_init_beside_a_file_says_that_it_is_there(database: FreshDatabase, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ _TYPES: dict[str, set[str]] = {
     "create_time": TIMES,
     "payload": TEXT | BYTES | {"json"},
     "metadata": TEXT | BYTES | {"json"},
-    "event_type": TEXT,
+    "event_type": TEXT | {"enum"},
     "id": INTEGERS,
 }
 """By role; the surest first, since each column is assigned to the first role that it fits."""
@@ -160,7 +160,7 @@ def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any
     # where the table clearly has no time, a column can be added
     is_timeless = framework.name or (roles.by_key and not times)
     if roles.lacking and not (roles.lacking == ("create_time",) and is_timeless):
-        found.lacking[name] = roles.lacking
+        found.lacking[name] = _lacks(table, roles)
         return
     version = roles.names["version"]
     if "aggregate_id" not in given:
@@ -210,8 +210,22 @@ def _guess(table: EventTable, given: Mapping[str, Any]) -> Guess:
 
 
 def _may_be(column: Column, role: str) -> bool:
+    if role == "event_type" and plain(column.name) == "eventtype":
+        return True  # any type is read as text
     is_generated_time = role == "create_time" and column.generated_as
     return column.is_one_of(_TYPES[role]) and not is_generated_time
+
+
+def _lacks(table: EventTable, roles: Guess) -> tuple[str, ...]:
+    """The roles without a column, with the type of one that is called so."""
+    used, found = {*roles.parts, *roles.names.values()}, []
+    for role in roles.lacking:
+        types = _TYPES[role]
+        others = [c for n, c in table.columns.items() if n not in used and not c.is_one_of(types)]
+        best = max(others, key=lambda column: rank(role, column.name), default=None)
+        why = f" ({best.name} is {best.full_type}, not {', '.join(sorted(types))})" if best else ""
+        found.append(role + why * bool(best and rank(role, best.name)))
+    return tuple(found)
 
 
 def _best(
@@ -222,6 +236,8 @@ def _best(
     if named:
         # a unique number per row is an id, not a version
         named.sort(key=lambda c: (rank(role, c.name), c.name in indexed), reverse=True)
+        if role == "event_type":
+            named.sort(key=lambda c: c.type == "enum" and plain(c.name) != "eventtype")
         return max(named, key=lambda c: c.counts_rows == (role == "id")).name
     if role == "create_time":
         always = [c for c in fitting if not c.nullable]
