@@ -87,9 +87,8 @@ class Range:
 
 @dataclass
 class Replayed:
-    """The outcome of a replay; `before` counts events published by its earlier runs, `left_out` those
-    below one of these that are not on the topic.
-    """
+    """The outcome of a replay; `before`: events published by its earlier runs, `left_out`: missing
+    ones below these."""
 
     id: str
     events: int = 0
