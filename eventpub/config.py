@@ -275,14 +275,6 @@ def contradictions(config: Config) -> Iterator[ConfigError]:
             where="sink.delivery",
             suggestion='remove sink.delivery, or set run.engine = "threads"',
         )
-    is_cluster = not config.spark.master.startswith("local")
-    if config.run.engine == "spark" and is_cluster and not config.state.location:
-        yield ConfigError(
-            "config.contradiction",
-            f"the executors of spark.master = {config.spark.master} do not share app.state_dir",
-            where="state.location",
-            suggestion="set state.location to a folder that all machines mount, or a bucket",
-        )
     given = {name: value.upper() for name, value in sink.properties.items()}
     of_library = given.get("sasl.oauthbearer.method") == "OIDC"
     of_library = of_library or given.get("enable.sasl.oauthbearer.unsecure.jwt") == "TRUE"

@@ -240,7 +240,7 @@ class Coordinator(Overview):
             return
         self.schedule.is_done(e.Sample)
         self.failures.is_done(e.Sample)
-        error = self.changes.sampled(event, now)
+        error = self.changes.sampled(event, max(self.progress.position, self.planned), now)
         self.health.mark("times", self.changes.odd_times(now), now)
         if error is not None:
             self.runners.stop(error, now)

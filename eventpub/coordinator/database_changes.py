@@ -267,12 +267,15 @@ class DatabaseChanges:
 
     # -- samples and checks -----------------------------------------------------------------------
 
-    def sampled(self, event: Sampled, now: float) -> StoreError | None:
-        """Process a sample; returns the error to stop with if rows would be lost."""
+    def sampled(self, event: Sampled, upto: int, now: float) -> StoreError | None:
+        """Process a sample; returns the error to stop with if rows would be lost.
+
+        `upto`: what was created up to here may have been read before the sample, µs.
+        """
         newest, progress = self._rows, self._progress
         self._ended = {b: since for b, since in self._ended.items() if now - since < ENDED_FOR}
         ended = list(self._ended)
-        found = newest.sample(progress.time, progress.position, event.rows, ended, event.above)
+        found = newest.sample(progress.time, upto, event.rows, ended, event.above)
         if found:
             self._note_past([row.created for row in found], now)
         elif not self._recounting.has_late:

@@ -182,6 +182,8 @@ class Index(Aggregates):
                     return None
                 facts = read_facts(items)
                 if (facts.identity or not facts.is_new) and not adopts(facts.identity):
+                    if adopts({**facts.identity, "start": self.identity.get("start", "")}):
+                        return None  # of an earlier state
                     raise of_another(facts.identity, self.identity, directory)
                 self._copy_aggregates(items, belongs)
         except StateError as error:

@@ -178,15 +178,15 @@ def publish(
     key = (aggregate_id, version)
     with readable_store(config) as store:
         batches = list(store.below([(aggregate_id, version + 1)], 1))  # names an invalid row
-        now, may_move = store.now(), store.times_may_move
+        now, moved_by = store.now(), store.moved_by if since is None else 0
     times = [
         row["create_time"] for b in batches for row in b.to_pylist() if row["version"] == version
     ]
     if not times:
         return "not in the store"
     # published before its time, or with another one than the row has now
-    is_moved = times[0] > now or (may_move and since is None)
-    first = 0 if is_moved else max(0, times[0] // 1000)
+    is_unknown = times[0] > now or moved_by is None
+    first = 0 if is_unknown else max(0, (times[0] - (moved_by or 0)) // 1000)
     first = first if since is None else min(first, since)
     found, searched, topics = search_topic(config, {key}, first, time.monotonic() + timeout)
     if key in found:

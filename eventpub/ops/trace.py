@@ -148,7 +148,7 @@ def trace(
     publisher = _ask_publisher(config, aggregate_id, topics.partitions)
     topics.read_sides()
     with readable_store(config) as store:
-        now, hold = store.now(), publisher.hold
+        now, hold, may_move = store.now(), publisher.hold, store.moved_by is None
         span = range(0) if version is not None else _known(config, store, aggregate_id, hold)
 
         def last() -> list[int]:
@@ -171,9 +171,7 @@ def trace(
     doubtful = {"missing", "unknown"} | ({"skipped", "dead"} if is_one else set())
 
     def is_doubtful(found: Traced) -> bool:
-        # its time may have been moved
-        was_read = found.stored and (found.stored[0].create_time or 0) <= (publisher.position or 0)
-        return found.verdict in doubtful or bool(found.verdict == "waiting" and was_read)
+        return found.verdict in doubtful or (found.verdict == "waiting" and may_move)
 
     if any(is_doubtful(judge(v, stored.get(v, ()))) for v in versions):
         topics.read_older_events(versions)

@@ -264,12 +264,13 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
         return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)
     except StateError as error:
         is_old = was.get("start", "") != assignment.start_id
-        has_grown = bool(was) and was["partitions"] != assignment.partitions
+        had = was.get("partitions")
+        has_grown = bool(was) and had != assignment.partitions
         if error.code not in _OF_NO_USE or not ((was and is_old) or has_grown):
             raise
     # on the publisher's own disk it was moved or removed; on an executor's it was not
     former = assignment.parts.storage.set_aside(folder, is_damaged=False)
-    why = "it is of an earlier state" if is_old else f"the topic had {was['partitions']} partitions"
+    why = "it is of an earlier state" if is_old else f"the topic had {had} partitions"
     report.rebuilt = f"{why}; it was moved to {former}"
     return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)
 

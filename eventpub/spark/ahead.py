@@ -10,7 +10,6 @@ from __future__ import annotations
 import queue
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from eventpub.publisher.workers import Worker
 from eventpub.state import StateDir
 
 _PAGE_BYTES = 64 << 20
+_LEFT_FREE = 8 * _PAGE_BYTES
 _KEPT = 2
 """Pages: of the batch that runs, and the next."""
 _AFTER = b"after"
@@ -69,14 +69,18 @@ class Ahead:
     def _read(self, poll: e.Command) -> e.Polled:
         assert isinstance(poll, e.Poll)
         polled = self._do(replace(poll, with_rows=True, page_bytes=_PAGE_BYTES))
-        with suppress(OSError):  # as on a full disk: the tasks read the window
+        try:
             self._keep(poll.after, polled.result)
+        except OSError:  # as on a full disk: the tasks read the window
+            shutil.rmtree(self._folder, ignore_errors=True)
         return replace(polled, result=replace(polled.result, rows=None))
 
     def _keep(self, after: int, result: PollResult) -> None:
         if result.rows is None or result.end is None:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if shutil.disk_usage(self._folder).free < _LEFT_FREE:
+            return
         self._ends = [*self._ends, result.end]
         for shard, rows in enumerate(result.rows):
             partial = self._folder / "partial"
@@ -84,9 +88,14 @@ class Ahead:
             with pa.OSFile(str(partial), "wb") as out, pa.ipc.new_file(out, schema) as writer:
                 writer.write_table(rows.replace_schema_metadata(schema.metadata))
             partial.rename(self._folder / f"{result.end}-{shard}")
-            for end in self._ends[:-_KEPT]:
-                (self._folder / f"{end}-{shard}").unlink(missing_ok=True)
+        for end in self._ends[:-_KEPT]:
+            self.drop(end)
         self._ends = self._ends[-_KEPT:]
+
+    def drop(self, end: int) -> None:
+        """Remove a page: a later window may end there, too, and have more rows."""
+        for file in self._folder.glob(f"{end}-*"):
+            file.unlink()
 
 
 def page(config: Config, after: int, upto: int, shard: int) -> list[pa.RecordBatch] | None:

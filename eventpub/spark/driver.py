@@ -35,7 +35,7 @@ _SAID_EVERY = 60.0
 """Seconds between warnings that something does not answer."""
 
 _SEEN = ("server", "watermark", "ahead_seconds", "rows_ahead")
-_COUNTED = ("rows_in_past", "comparisons", "passed")
+_COUNTED = ("rows_in_past", "comparisons", "passed", "without_identity")
 """Fields of `Progress` in a note: current values, and increases since the last note."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")

@@ -286,6 +286,7 @@ class Planner:
                 self._ahead.begin(replace(command, after=after, page_rows=self._size.rows))
         self._poll_at = self._clock() + (0.0 if result.is_page else result.pause)
         self._observed.progress.position = last.upto
+        self._observed.progress.without_identity += result.without_identity
         self._changes.polled(result, self._clock())
         return result
 
@@ -295,6 +296,8 @@ class Planner:
         if polled is None or (polled.after == last.upto and not is_cut):
             return None if polled is None else polled.result
         # later it would be too old; but transactions have ended
+        if self._ahead is not None and polled.result.end not in {None, last.upto}:
+            self._ahead.drop(polled.result.end)
         self._changes.polled(polled.result, self._clock())
         return None
 
@@ -317,7 +320,8 @@ class Planner:
         if now >= self._second_at:
             self._second_at = now + _SAMPLED_EVERY
             recounting.second(now)
-            self._sample()
+            # a page may have been read ahead
+            self._sample(max(last.upto, result.end or 0))
         positions = [report.position for report in self._reports]
         position, reached = min(positions), max(*positions, last.upto)
         hidden = last.unpublished_since
@@ -345,11 +349,11 @@ class Planner:
         recounting.counted(counted_rows)
         return True
 
-    def _sample(self) -> None:
+    def _sample(self, upto: int) -> None:
         sampled = self._checks.sample()
         if (above := self._changes.wants_more(sampled.rows)) is not None:
             sampled = self._checks.sample(above)
-        error = self._changes.sampled(sampled, self._clock())
+        error = self._changes.sampled(sampled, upto, self._clock())
         self._observed.mark("times", self._changes.odd_times(self._clock()))
         if error is not None:
             raise error

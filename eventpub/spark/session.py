@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -172,9 +171,12 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
     if local:
         given = os.cpu_count() if local[1] == "*" else local[1]
         master = f"local[{max(int(given or 1), config.run.shards)},4]"
-    properties = defaults(config, state, is_local=local is not None) | config.spark.properties
+    properties = _defaults(state, is_local=local is not None) | config.spark.properties
     properties |= {"spark.master": master, "spark.app.name": f"eventpub:{config.app.id}"}
     gateway = SparkContext._gateway or _launched(properties, state, is_local=local is not None)
+    if master.startswith("spark:"):
+        jvm: Any = gateway.jvm
+        properties |= of_standalone(jvm.org.apache.spark.SparkConf(), config.run.shards)
     conf = SparkConf()
     conf.setAll([*properties.items()])
     # that Spark's process has ended is reported by the next call, not by a traceback
@@ -216,6 +218,14 @@ def _home(state: StateDir) -> Path:
     for name in ("bin", "conf", "jars"):
         (home / name).symlink_to(package / name)
     return home
+
+
+def of_standalone(found: Any, shards: int) -> dict[str, str]:
+    """A limit for an application that else takes all cores, unless these properties, with those of
+    `spark-defaults.conf`, say how large it or its executors are."""
+    names = ("spark.cores.max", "spark.executor.cores", "spark.task.cpus")
+    is_said = any(found.contains(name) for name in names)
+    return {} if is_said else {"spark.cores.max": str(shards)}
 
 
 def _launched(properties: Mapping[str, str], state: StateDir, *, is_local: bool) -> Any:
@@ -294,8 +304,7 @@ def is_alive(session: SparkSession | None) -> bool:
     return False
 
 
-def defaults(config: Config, state: StateDir, *, is_local: bool) -> dict[str, str]:
-    """Properties of Spark unless the configuration sets them."""
+def _defaults(state: StateDir, *, is_local: bool) -> dict[str, str]:
     managers = "org.apache.spark.sql.execution.streaming.checkpointing"
     found = {
         "spark.driver.memory": "1g",
@@ -323,9 +332,6 @@ def defaults(config: Config, state: StateDir, *, is_local: bool) -> dict[str, st
             "spark.ui.port": "0",
             "spark.local.dir": str(state.spark_scratch),
         }
-    if config.spark.master.startswith("spark:"):  # where an application takes all cores
-        size = int(config.spark.properties.get("spark.executor.cores", 1))
-        found["spark.cores.max"] = str(math.ceil(config.run.shards / size) * size)
     return found
 
 

@@ -171,20 +171,7 @@ def test_a_value_that_cannot_work_is_named_with_what_is_allowed(
     ],
 )
 def test_what_works_is_taken(capfd: pytest.CaptureFixture[str], key: str, value: str) -> None:
-    shared = ("--set", "state.location=s3://bucket")
-    assert check(capfd, *shared, "--set", f"{key}={value}", environ=ENOUGH) == (0, {})
-
-
-@pytest.mark.parametrize("master", ["spark://a:7077", "yarn", "k8s://https://10.0.0.1:6443"])
-def test_machines_of_a_cluster_need_a_location_that_they_share(
-    capfd: pytest.CaptureFixture[str], master: str
-) -> None:
-    given = ("--set", f"spark.master={master}")
-    status, error = check(capfd, *given, environ=ENOUGH)
-    assert (status, error["code"], error["where"]) == (2, "config.contradiction", "state.location")
-    assert "all machines mount" in error["suggestion"]
-    assert check(capfd, *given, "--set", "run.engine=threads", environ=ENOUGH) == (0, {})
-    assert check(capfd, *given, "--set", "state.location=/mnt/x", environ=ENOUGH) == (0, {})
+    assert check(capfd, "--set", f"{key}={value}", environ=ENOUGH) == (0, {})
 
 
 @pytest.mark.parametrize(

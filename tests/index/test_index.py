@@ -668,3 +668,21 @@ def test_a_dead_letter_below_the_first_version_leaves_what_was_skipped(tmp_path:
         fold(index, {}, {}, {("orders.events.dead", 2): 1}, 300, refused={"a": [0]})
         known = index.known(["a"])
         assert (known.skipped, known.refused) == ({"a": [(4, 5)]}, {"a": [0]})
+
+
+def test_an_index_of_an_earlier_state_is_not_taken_over(tmp_path: Path) -> None:
+    """An executor still has it, after the state was removed where the publisher runs."""
+    for number, start in enumerate(("100", "200")):
+        with Index(tmp_path / str(number), {**IDENTITY, "start": start}) as index:
+            index.begin(baseline=7)
+            index.record(decided(last={f"a{number}": 3}), {}, position=77)
+
+    def adopts(found: Any) -> bool:
+        return bool(found["start"] == "200" and found["app"] == "orders")
+
+    with Index(tmp_path / "new", {**IDENTITY, "start": "200"}) as index:
+        former = [tmp_path / "0", tmp_path / "1"]
+        index.move_from(
+            former, lambda _: True, [], None, settled=lambda _, highest: highest, adopts=adopts
+        )
+        assert index.known(["a0", "a1"]).last == {"a1": 3}

@@ -256,6 +256,7 @@ class World:
             "topic": self.topic,
             "table": f"{self.database.name}.events",
             "key": "one column",
+            "start": json.loads((self.publisher.state / "start.json").read_text())["id"],
             **of_all,
         }
         with Index(path / "1-shards" / "0", identity) as index:

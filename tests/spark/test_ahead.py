@@ -34,12 +34,6 @@ class Backlog:
     """A publisher's planner with a backlog of 100 events, and shards that do what is planned."""
 
     def __init__(self, database: FreshDatabase, folder: Path, master: str) -> None:
-        create_table(database)
-        with transaction(database) as cursor:
-            for number in range(100):
-                insert(cursor, f"a-{number}", 1)
-                cursor.connection.commit()
-        time.sleep(0.2)
         self.config = Config(
             app=App(id="a", state_dir=folder / "state"),
             store=Store(url=SecretStr(database.url)),
@@ -56,6 +50,7 @@ class Backlog:
         self.planner = Planner(
             self.config, layout, PARTITIONS, self._journals, None, observed=observed
         )
+        self.pages = self.config.app.state_dir / "spark" / "pages"
         self._position = 0
 
     def done(self, plan: Plan, upto: int | None = None) -> None:
@@ -92,6 +87,12 @@ Make = Callable[..., Backlog]
 
 @pytest.fixture
 def backlog(database: FreshDatabase, tmp_path: Path) -> Iterator[Make]:
+    create_table(database)
+    with transaction(database) as cursor:
+        for number in range(100):
+            insert(cursor, f"a-{number}", 1)
+            cursor.connection.commit()
+    time.sleep(0.2)
     with ExitStack() as stack:
 
         def make(master: str = "local[2]") -> Backlog:
@@ -118,7 +119,7 @@ def test_each_shard_finds_what_it_would_read(backlog: Make) -> None:
         before = plan
     assert sorted(found) == sorted(f"a-{n}" for n in range(100))
     assert ahead_of_a_batch >= 3 * SHARDS  # pages grow: 10, 10, 20, 40, 20
-    assert len([*(made.config.app.state_dir / "spark" / "pages").iterdir()]) <= 2 * SHARDS
+    assert len([*made.pages.iterdir()]) <= 2 * SHARDS
 
 
 def test_a_window_that_was_cut_is_found_from_where_the_task_stands(backlog: Make) -> None:
@@ -135,6 +136,8 @@ def test_a_window_that_was_cut_is_found_from_where_the_task_stands(backlog: Make
     third = made.planner.next(second)
     assert third is not None
     assert third.upto == second.upto
+    # another page would be taken for that of a later window with more rows
+    assert {file.name.partition("-")[0] for file in made.pages.iterdir()} == {str(second.upto)}
     for shard in range(SHARDS):
         assert made.read(third, shard, middle) == made.of_the_table(third, shard, middle)
         assert made.read(third, shard, first.upto - 1) is None  # it may miss rows
@@ -192,12 +195,13 @@ def test_on_a_full_disk_the_tasks_read(backlog: Make, monkeypatch: pytest.Monkey
     def fails(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pa, "OSFile", fails)
+    monkeypatch.setattr(pa.ipc, "new_file", fails)
     before, windows = Plan("q"), []
     while (plan := made.next(before)) is not None:
         windows.append(plan.upto)
         assert made.read(plan, 0, before.upto) is None
         before = plan
+        assert not made.pages.exists()  # also a file that was begun
     assert len(windows) > 3
     assert windows == sorted(set(windows))
 
@@ -205,3 +209,25 @@ def test_on_a_full_disk_the_tasks_read(backlog: Make, monkeypatch: pytest.Monkey
 def test_a_cluster_reads_nothing_ahead(backlog: Make) -> None:
     """Its executors would not find it."""
     assert backlog("spark://host:7077").planner._ahead is None
+
+
+def test_a_row_of_long_ago_that_comes_after_its_page_was_read_is_noted(
+    backlog: Make, database: FreshDatabase
+) -> None:
+    """It counted as one that is still to be read, and was lost."""
+    database.execute("UPDATE events SET create_time = create_time - INTERVAL 1 HOUR")
+    made = backlog()
+    first = made.next(Plan("q"))
+    assert first is not None
+    second = made.next(first)
+    assert second is not None
+    time.sleep(1.1)  # until the next sample
+    database.execute(
+        "INSERT INTO events (aggregate_id, version, event_type, payload, create_time)"
+        " VALUES ('late', 1, 't', '{}', FROM_UNIXTIME(%s / 1000000))",
+        (second.upto + 1,),
+    )
+    third = made.next(second)
+    assert third is not None
+    assert third.upto > second.upto + 1
+    assert made.planner._observed.progress.rows_in_past == 1

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from eventpub.config import Config
 from eventpub.spark import session
 from eventpub.spark.session import Watched
-from eventpub.state import StateDir
 from tests.publisher.harness import eventually
 
 
-def config(shards: int, **properties: str) -> Config:
-    return Config.model_validate(
-        {
-            "app": {"id": "orders"},
-            "store": {"url": "mysql+pymysql://reader@127.0.0.1/shop"},
-            "run": {"shards": shards},
-            "sink": {"topic": "orders"},
-            "spark": {"master": "spark://host:7077", "properties": properties},
-        }
-    )
-
-
 @pytest.mark.parametrize(
-    ("properties", "cores"),
+    ("said", "cores"),
     [
-        ({}, "3"),
-        ({"spark.executor.cores": "2"}, "4"),  # whole executors: Spark starts no part of one
-        ({"spark.executor.cores": "8"}, "8"),
+        ("spark.app.name", {"spark.cores.max": "3"}),
+        ("spark.cores.max", {}),
+        ("spark.executor.cores", {}),  # Spark starts no part of an executor
+        ("spark.task.cpus", {}),
     ],
 )
 def test_of_a_standalone_master_it_takes_a_core_for_each_shard(
-    properties: dict[str, str], cores: str
+    said: str, cores: dict[str, str]
 ) -> None:
-    found = session.defaults(config(3, **properties), StateDir(Path("state")), is_local=False)
-    assert found["spark.cores.max"] == cores
+    found = SimpleNamespace(contains=lambda name: name == said)
+    assert session.of_standalone(found, 3) == cores
 
 
 class Waiting:

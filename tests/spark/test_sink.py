@@ -475,7 +475,7 @@ def test_nothing_is_written_behind_a_transaction_that_was_left_open(
 ) -> None:
     """Its records would be visible, or lost, by the outcome of the next one."""
     sink.write(0, [event("a", 1)])
-    options = replace(sink_options(sink.options), query="q1")
+    options = replace(sink_options(sink.options), query="q1", partitions=4)
     [first] = read_topic(kafka_server.bootstrap_servers, topic_name)
     place = (topic_name, first.partition())
     with patch.object(Writer, "options", options):

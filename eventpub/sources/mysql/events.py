@@ -29,6 +29,7 @@ from eventpub.sources.mysql.statements import (
     with_identity,
 )
 from eventpub.sources.mysql.table import read_table
+from eventpub.times import ZONES_DIFFER
 
 _BATCH_ROWS = 10_000
 _BATCH_BYTES = 4 << 20
@@ -68,9 +69,12 @@ class EventStore(Source):
         self._pool.close()
 
     @property
-    def times_may_move(self) -> bool:
-        """Whether a row may be read with another time than when it was published."""
-        return self._layout.zone is not None or not self._layout.times_last
+    def moved_by(self) -> int | None:
+        """How much later than once a row's time may be read, µs: its zone was corrected; None: any,
+        as with ON UPDATE."""
+        if not self._layout.times_last:
+            return None
+        return 0 if self._layout.zone is None else ZONES_DIFFER
 
     def _run(self, sql: str) -> list[tuple[Any, ...]]:
         with self._pool.connection() as connection:
