@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from eventpub.state import StateDir
 
 _PAGE_BYTES = 64 << 20
 _LEFT_FREE = 8 * _PAGE_BYTES
+"""Bytes on the disk below which pages are left to the tasks: indexes and journals need them."""
 _KEPT = 2
 """Pages: of the batch that runs, and the next."""
 _AFTER = b"after"
@@ -68,18 +70,21 @@ class Ahead:
 
     def _read(self, poll: e.Command) -> e.Polled:
         assert isinstance(poll, e.Poll)
-        polled = self._do(replace(poll, with_rows=True, page_bytes=_PAGE_BYTES))
+        polled = self._do(replace(poll, with_rows=self._has_room(), page_bytes=_PAGE_BYTES))
         try:
             self._keep(poll.after, polled.result)
         except OSError:  # as on a full disk: the tasks read the window
             shutil.rmtree(self._folder, ignore_errors=True)
         return replace(polled, result=replace(polled.result, rows=None))
 
+    def _has_room(self) -> bool:
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return shutil.disk_usage(self._folder).free > _LEFT_FREE
+        return False
+
     def _keep(self, after: int, result: PollResult) -> None:
         if result.rows is None or result.end is None:
-            return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if shutil.disk_usage(self._folder).free < _LEFT_FREE:
             return
         self._ends = [*self._ends, result.end]
         for shard, rows in enumerate(result.rows):
