@@ -22,7 +22,7 @@ from eventpub.spark.journal import KEYS
 from eventpub.spark.source import GROUP
 
 _BATCH_ROWS = 20_000
-_GROUP_BYTES = 4 << 20
+_GROUP_BYTES = 1 << 20
 _ALIGNED = 64
 """Group sizes are a multiple of this, so that the next group's values are aligned."""
 

@@ -39,6 +39,12 @@ NO_EXECUTOR = (
 )
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_OF_WORKERS = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "1000000",
+}
+"""Environment of Spark on one machine: a drain takes 1.5 GB of memory instead of 2.0, as fast."""
 _STARTS_WITH = "eventpub-"
 
 
@@ -243,15 +249,16 @@ def _launched(properties: Mapping[str, str], state: StateDir, *, is_local: bool)
         for name in [n for n in kept if n.startswith("EVENTPUB_") and "__" in n]:
             del os.environ[name]
         arguments = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
-        if is_local and "SPARK_HOME" not in kept:
-            os.environ["SPARK_HOME"] = str(_home(state))
+        added = _OF_WORKERS | {"SPARK_HOME": str(_home(state))} if is_local else {}
+        added = {name: kept.get(name, value) for name, value in added.items()}
+        added["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
+        os.environ.update(added)
         try:
             with state.spark_log.open("ab") as out:
                 launch: Any = launch_gateway
                 return launch(None, {"stdout": out, "stderr": out})
         finally:
-            for name in ("PYSPARK_SUBMIT_ARGS", "SPARK_HOME"):
+            for name in added:
                 os.environ.pop(name, None)
             os.environ.update(kept)
 
