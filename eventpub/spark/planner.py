@@ -44,8 +44,8 @@ _MOST_BYTES, _MOST_OF_USERS = 64 << 20, 16 << 20
 """Of a task; a query of a user cannot be given a new checkpoint if its broker becomes slow."""
 _SLOW, _GROWTH = 15.0, 4
 """Duration of a batch, s, above which the next gets half as many bytes, or a quarter of the
-transaction's time-out; below a quarter of it, a full batch is followed by one of four times as
-many. A transaction longer than its time-out never succeeds, and a decided batch cannot be made
+transaction's time-out; below a quarter of it, one of four times as many while there is a backlog. A
+transaction longer than its time-out never succeeds, and a decided batch cannot be made
 smaller."""
 
 _KEPT_ANSWERED = 50
@@ -83,14 +83,16 @@ class BatchSize:
         self.rows = self._next_rows
         self._next_rows = min(2 * self.rows, self._most_rows)
 
-    def next_bytes(self, last: int, reports: Sequence[Report], now: float, *, is_cut: bool) -> int:
+    def next_bytes(
+        self, last: int, reports: Sequence[Report], now: float, *, is_behind: bool
+    ) -> int:
         took, self._took, self._planned_at = self._took, 0.0, now
         slow = self._slow
         if slow / _GROWTH < took < self._trigger + 1:  # may include the wait for Spark's trigger
             took = max((report.took for report in reports), default=0.0)
         if took > slow:
             return max(last // 2, LEAST_BYTES)
-        if is_cut and 0 < took < slow / _GROWTH:
+        if is_behind and 0 < took < slow / _GROWTH:
             return min(_GROWTH * last, self._most_bytes)
         return last
 
@@ -195,7 +197,8 @@ class Planner:
         if is_idle and not requests and last.batch:
             return None
         now = self._clock()
-        most_bytes = self._size.next_bytes(last.most_bytes, self._reports, now, is_cut=is_cut)
+        is_behind = is_cut or result.is_page
+        most_bytes = self._size.next_bytes(last.most_bytes, self._reports, now, is_behind=is_behind)
         snapshot = now >= self._snapshot_at
         if snapshot:
             self._snapshot_at = now + self._config.state.snapshot_every / 1e6
