@@ -275,6 +275,14 @@ def contradictions(config: Config) -> Iterator[ConfigError]:
             where="sink.delivery",
             suggestion='remove sink.delivery, or set run.engine = "threads"',
         )
+    if not config.recount.horizon and config.recount.rows_in_past == "count":
+        yield ConfigError(
+            "config.contradiction",
+            'recount.rows_in_past = "count" finds nothing where recount.horizon is "0"',
+            where="recount.rows_in_past",
+            suggestion='set recount.horizon to a duration, such as "5m", or remove'
+            " recount.rows_in_past",
+        )
     given = {name: value.upper() for name, value in sink.properties.items()}
     of_library = given.get("sasl.oauthbearer.method") == "OIDC"
     of_library = of_library or given.get("enable.sasl.oauthbearer.unsecure.jwt") == "TRUE"

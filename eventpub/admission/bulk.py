@@ -153,7 +153,7 @@ class Contiguous:
         apart = np.zeros(len(ids), dtype=bool)
         if known.baseline is not None and rules.backtrack:
             apart |= fresh
-            apart[code[created <= known.baseline]] = True
+            apart[code[rules.are_in(known.baseline, created)]] = True
         last[fresh] = rules.first_version - 1
         if known.holds and rules.backtrack:
             apart |= _are_in(known.holds, ids)
@@ -174,11 +174,11 @@ class Contiguous:
         """Refuse rows below the first version, each once; baseline rows are only counted."""
         ids, code, version, created, _ = self.columns
         known = self._batch.known
-        baseline = known.baseline
+        are_old = self._batch.rules.are_in(known.baseline, created)
         refused = {a: set(versions) for a, versions in known.refused.items()}
         contents: dict[tuple[str, int], set[bytes]] = {}
         for row in order.tolist():
-            if baseline is not None and created[row] <= baseline:
+            if are_old[row]:
                 self._batch.decision.counts.baseline += 1
                 continue
             aggregate_id, number = ids[int(code[row])], int(version[row])
@@ -206,8 +206,7 @@ class Contiguous:
         skipped = batch.known.skipped
         if old.any() and skipped:
             may_be_late = old & ~repeated & _are_in(skipped, ids)[c]
-            if batch.known.baseline is not None:
-                may_be_late &= created[order] > batch.known.baseline
+            may_be_late &= ~batch.rules.are_in(batch.known.baseline, created[order])
             for i in np.flatnonzero(may_be_late).tolist():
                 aggregate_id = ids[c[i]]
                 ranges = batch.decision.skipped.get(aggregate_id, skipped[aggregate_id])
@@ -254,8 +253,7 @@ def refuse_conflicts(batch: Batch, columns: Columns, rows: np.ndarray, last: np.
     known = batch.known
     some = Columns(ids, code[rows], version[rows], created[rows], steady[rows])
     found = other_events(some, last, known)
-    if known.baseline is not None:
-        found &= some.created > known.baseline
+    found &= ~batch.rules.are_in(known.baseline, some.created)
     late = set(batch.late)
     conflicts = [row for row in rows[found].tolist() if row not in late]
     for row in conflicts:
@@ -314,8 +312,7 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
     if known.skipped:
         for row in np.flatnonzero(_are_in(known.skipped, ids)[code] & ~missing).tolist():
             missing[row] = in_ranges(int(version[row]), known.skipped[ids[int(code[row])]])
-    if known.baseline is not None:
-        missing &= created > known.baseline
+    missing &= ~rules.are_in(known.baseline, created)
     rows = np.flatnonzero(missing).tolist()
     return version_ranges((ids[int(code[row])], int(version[row])) for row in rows)
 

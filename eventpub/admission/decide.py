@@ -183,6 +183,7 @@ class Plan:
         batch, known, counts = self._batch, self._batch.known, self._batch.decision.counts
         created = everything.column("create_time").to_numpy()
         steady = batch.rules.steady(created)
+        are_old = batch.rules.are_in(known.baseline, created)
         contents: dict[tuple[str, int], set[bytes]] = {}
         none = batch.rules.first_version - 1
         for row, decided in batch.second:
@@ -196,8 +197,7 @@ class Plan:
                 if decided is not None:
                     contents[a, version] |= batch.contents(everything, decided)
             before, content = contents[a, version], batch.contents(everything, row)
-            is_old = known.baseline is not None and created[row] <= known.baseline
-            if is_old or content <= before:
+            if are_old[row] or content <= before:
                 counts.duplicates += is_own
                 continue
             before |= content

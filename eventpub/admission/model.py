@@ -248,12 +248,24 @@ class Rules:
 
     def steady(self, created: np.ndarray) -> np.ndarray:
         """Map ambiguous local hours to their first pass: which is read depends on the window."""
+        return self._moved(created, 0)
+
+    def are_in(self, baseline: int | None, created: np.ndarray) -> np.ndarray:
+        """Mask of rows that a baseline covers. An ambiguous hour counts as its second pass: a row
+        read by its key has the time of the first."""
+        if baseline is None:
+            return np.zeros(len(created), bool)
+        found: np.ndarray = self._moved(created, 1) <= baseline
+        return found
+
+    def _moved(self, created: np.ndarray, passed: int) -> np.ndarray:
         if self.repeated and len(created):
             low, high = created.min(), created.max()
             for change, back in self.repeated:
-                if change <= high and low < change + back:
-                    again = (created >= change) & (created < change + back)
-                    created = np.where(again, created - back, created)
+                first = change - passed * back
+                if first <= high and low < first + back:
+                    here = (created >= first) & (created < first + back)
+                    created = np.where(here, created + (2 * passed - 1) * back, created)
         return created
 
     def next_attempt(self, now: int, attempts: int) -> int:

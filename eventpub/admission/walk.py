@@ -166,7 +166,7 @@ class Walker:
         batch, own = self._batch, self._batch.rows.num_rows
         rows = np.array(taken, dtype=np.int64)
         if batch.known.baseline is not None:
-            old = self._created[rows] <= batch.known.baseline
+            old = batch.rules.are_in(batch.known.baseline, self._created[rows])
             batch.decision.counts.baseline += int((old & (rows < own)).sum())
             rows = rows[~old]
             if not len(rows):

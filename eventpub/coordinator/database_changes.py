@@ -208,6 +208,7 @@ class DatabaseChanges:
         self._rows = NewestRows(config.recount.horizon, start, before)
         self.wants_more = self._rows.wants_more
         self._is_fatal = config.recount.rows_in_past == "stop"
+        self._has_recount = config.recount.horizon > 0
         self._recounting = recounting
         self._progress = progress
         self._do = do
@@ -231,10 +232,10 @@ class DatabaseChanges:
         self._say_watermark(result.state)
         seconds = self._recounting.clock_stepped(result.now, now)
         if seconds:
-            text = (
-                "the database's clock went back; until it catches up, only the recount finds new"
-                " rows"
-            )
+            finds = "only the recount finds" if self._has_recount else "nothing finds"
+            text = f"the database's clock went back; until it catches up, {finds} new rows"
+            if not self._has_recount:
+                text += ', as recount.horizon is "0": eventpub verify names them afterwards'
             if seconds > 0:
                 text = "the database's clock went ahead of this machine's: its seconds are counted"
                 text += " again"

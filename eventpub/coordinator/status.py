@@ -110,7 +110,9 @@ class Overview:
     def account(self, report: Report, uncounted_since: int | None, now: float) -> None:
         """Add a report that its shard has taken to what is remembered, shown and answered."""
         self.durable.take(self.shards, report, uncounted_since)
-        self.failures.is_well(report.shard, now, has_progressed=has_got_on(report))
+        # a paused runner gets no windows
+        is_well = has_got_on(report) or self.pauses.is_paused
+        self.failures.is_well(report.shard, now, has_progressed=is_well)
         if report.counts.rows or report.published:
             self.schedule.had_rows(now)
         self.progress.add(report, self.where)

@@ -62,6 +62,7 @@ class Facts:
             whether the topic was found truncated; `create_time` of the newest event read back, µs;
             whether all that the index knows was read back.
         read_as: how `create_time` was read.
+        ids_as: how the identity was read, see `Layout.ids_as`.
         times_since: see `admission.Known`.
         has_contents: whether the contents of all versions on the topic are known.
         has_skips, has_refusals, has_rewrites: whether any aggregate may have some.
@@ -82,6 +83,7 @@ class Facts:
     forgotten: tuple[int, ...] = ()
     undecided: tuple[bool, int, bool] | None = None
     read_as: str | None = None
+    ids_as: str | None = None
     times_since: int | None = None
     has_contents: bool = False
     has_skips: bool = False
@@ -240,8 +242,9 @@ def merged(
         moved["forgotten"] = tuple(of_each)
     moved |= {"baseline": highest or None, "undecided": (False, 0, not former)}
     begun = [facts for facts in there if not facts.is_new]
-    read_as = {facts.read_as for facts in begun} or {None}
-    moved["read_as"] = read_as.pop() if len(read_as) == 1 else "several"
+    for name in ("read_as", "ids_as"):
+        values = {getattr(facts, name) for facts in begun} or {None}
+        moved[name] = values.pop() if len(values) == 1 else "several"
     since = [facts.times_since for facts in begun if facts.times_since is not None]
     return moved | {"times_since": max(since, default=None)}
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -50,6 +51,7 @@ from eventpub.index.values import unpacked_hold
 from eventpub.times import ZONES_DIFFER
 
 _MOVED_AT_ONCE = 10_000
+_SOME_EVENTS = 20
 _AGGREGATE_AT = {b"v": 1, b"h": 1, b"s": 1, b"r": 1, b"x": 1, b"d": 17}
 """Where the aggregate begins in a key, by its letter."""
 
@@ -236,6 +238,29 @@ class Index(Aggregates):
             self.go_back(ZONES_DIFFER)
             self.note(read_as=read_as, times_since=now + ZONES_DIFFER)
         self.note(read_as=read_as)
+
+    def keep_ids(
+        self, ids_as: str, existing: Callable[[list[tuple[str, int]]], Collection[Any]]
+    ) -> None:
+        """Record how the identity is read. After a change the table must still have some of the
+        known events under their keys.
+
+        Raises:
+            StateError: state.foreign
+        """
+        if self.ids_as not in {None, ids_as}:
+            keys = [key[1:].decode() for key, _ in islice(self._db.items(b"v"), _SOME_EVENTS)]
+            if keys and not existing([*self.known(keys).last.items()]):
+                raise StateError(
+                    "state.foreign",
+                    f"the columns of store.columns.aggregate_id are read as {ids_as} now, before as"
+                    f" {self.ids_as}, and the table has none of {len(keys)} published events under"
+                    " their keys: with other keys all would be published again",
+                    where=f"aggregate {keys[0]}",
+                    suggestion="restore the columns' types, and restart; to publish with the new"
+                    " keys, use an app.id, an app.state_dir and a sink.topic of their own",
+                )
+        self.note(ids_as=ids_as)
 
 
 _ABANDONED = 6 * 3600.0

@@ -66,6 +66,7 @@ class Fold:
             horizon = context.assignment.config.recount.horizon
             index.skip_to(context.beginning.low - ZONES_DIFFER - horizon)
             index.keep_times(context.assignment.layout.read_as, context.now)
+            index.keep_ids(context.assignment.layout.ids_as, context.lookup.existing)
             self._keep_contents()
             self._read()
             self._note_truncated(0)  # also if nothing was left to read

@@ -292,10 +292,11 @@ class Publishing:
         ends: dict[str, int] = {}
         newest: dict[str, int] = {}
         for keys in self._context.lookup.below(sights, _BELOW):
+            are_old = self._context.rules.are_in(baseline, keys.column("create_time").to_numpy())
             columns = (values(keys, n) for n in ("aggregate_id", "version", "create_time"))
-            for aggregate_id, version, created in zip(*columns, strict=True):
+            for aggregate_id, version, created, is_old in zip(*columns, are_old, strict=True):
                 newest[aggregate_id] = max(created, newest.get(aggregate_id, created))
-                if created <= baseline:
+                if is_old:
                     ends[aggregate_id] = max(version, ends.get(aggregate_id, version))
         return {aggregate_id: (end, newest[aggregate_id]) for aggregate_id, end in ends.items()}
 

@@ -555,6 +555,22 @@ def test_an_hour_that_is_lived_twice_makes_no_conflict() -> None:
     assert world.counts.conflicts == 1
 
 
+@pytest.mark.parametrize("start", [9_000, 12_000])
+def test_a_row_of_an_hour_lived_twice_is_not_before_the_start(start: int) -> None:
+    """Read by its key it has the time of the first pass, and was dropped as older than the start:
+    by the backtrack for ever, and by the recount, which counted it."""
+    rules = Rules(repeated=((10_000, 3_600),))
+    known = Known(last={"a": 1}, baseline=start)
+    plan = admission.Plan(table([("a", 3, 13_500)]), known, rules, now=0)
+    first_pass = 13_000 - 3_600
+    of_backtrack = plan.decide(table([("a", 2, first_pass)])).events
+    assert of_backtrack.column("version").to_pylist() == [2, 3]
+    (keys,) = table([("a", 2, 13_000)]).to_batches()
+    assert admission.unknown(keys, known, rules) == [VersionRange("a", 2, 2)]
+    plan = admission.Plan(table([("a", 2, first_pass)]), known, rules, now=0)
+    assert plan.decide(table([])).events.num_rows == 1
+
+
 def test_rows_of_a_time_that_was_not_kept_are_no_conflicts() -> None:
     rows, empty = table([("a", 1, 10), ("a", 2, 30)]), table([])
     known = Known(last={"a": 5})

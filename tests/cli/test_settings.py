@@ -309,6 +309,15 @@ def test_spark_delivers_exactly_once_only() -> None:
     assert (failed.value.code, failed.value.where) == ("config.contradiction", "sink.delivery")
 
 
+def test_what_relies_on_the_recount_is_refused_without_one() -> None:
+    """Rows of the past were warned of, and never published."""
+    stated = {"recount.horizon": "0", "recount.rows_in_past": "count"}
+    with pytest.raises(ConfigError) as failed:
+        load(None, ENOUGH | stated, {})
+    where = failed.value.where
+    assert (failed.value.code, where) == ("config.contradiction", "recount.rows_in_past")
+
+
 def test_property_names_need_no_quotes_and_values_no_text() -> None:
     path = file('[sink.properties]\ncompression.type = "lz4"\n"linger.ms" = 5\na.b = true\n')
     properties = load(path, ENOUGH, {}).config.sink.properties

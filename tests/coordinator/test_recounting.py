@@ -122,6 +122,11 @@ class TestRecount:
         life.waits(1.0)
         assert life.written["server"] == "the server"
 
+    def test_that_the_clock_went_back_without_a_recount_is_said_as_it_is(self) -> None:
+        life, _ = streaming(sections={"recount": {"horizon": "0"}})
+        life.polled(now=NOW - at(30))
+        assert len(life.lines("until it catches up, nothing finds new rows")) == 1
+
     def test_that_the_clock_went_back_is_noticed_before_anything_is_counted(self) -> None:
         life = begin()
         lanes = [life.next_runner(number) for number in range(2)]

@@ -136,6 +136,19 @@ class TestRunnersThatFail:
         life.ends(lane, missing)
         assert not life.is_ending()
 
+    def test_a_runner_that_begins_while_paused_had_come_back(self) -> None:
+        """It has nothing to do: a second failure during a long pause stopped the publisher."""
+        missing = StoreError("store.table_missing", "there is no such table")
+        life, lanes = streaming()
+        life.on(e.PauseAsked(True, lambda _: None, "me"))
+        life.ends(lanes[0], missing)
+        life.waits(2.0)
+        lane = life.next_runner(0)
+        life.reports(lane, position=at(2_000), low=at(2_000))
+        life.waits(120.0)
+        life.ends(lane, missing)
+        assert not life.is_ending()
+
     def test_a_report_of_another_shard_says_nothing(self) -> None:
         """It was tried for ever, as where one shard has a row that the server cannot send."""
         failed = StoreError("store.query_failed", "a packet bigger than max_allowed_packet")

@@ -686,3 +686,26 @@ def test_an_index_of_an_earlier_state_is_not_taken_over(tmp_path: Path) -> None:
             former, lambda _: True, [], None, settled=lambda _, highest: highest, adopts=adopts
         )
         assert index.known(["a0", "a1"]).last == {"a1": 3}
+
+
+def test_ids_that_are_read_as_others_than_before_are_refused(tmp_path: Path) -> None:
+    """A column changed from CHAR(32) to BINARY(16) published everything again under new keys."""
+    published = {"0A" * 16: 2, "0B" * 16: 7}
+    with Index(tmp_path / "0", IDENTITY) as index:
+        index.begin(None)
+        index.keep_ids("text", lambda _: pytest.fail("nothing has changed"))
+        index.record(decided(last=published), {}, position=5)
+        index.keep_ids("text", lambda _: pytest.fail("nothing has changed"))
+        with pytest.raises(StateError, match="read as UUID now, before as text") as failed:
+            index.keep_ids("UUID", lambda _: ())
+        assert failed.value.code == "state.foreign"
+    with Index(tmp_path / "0", IDENTITY) as index:
+        asked: list[tuple[str, int]] = []
+
+        def existing(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
+            asked.extend(events)
+            return events[:1]
+
+        index.keep_ids("UUID", existing)
+        assert asked == [*published.items()]
+        index.keep_ids("UUID", lambda _: pytest.fail("nothing has changed"))

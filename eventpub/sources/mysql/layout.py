@@ -104,6 +104,12 @@ class Layout:
         return f"{self.create_time}/{zone.name}/{rules:08x}/{self.unit}"
 
     @property
+    def ids_as(self) -> str:
+        """How each column of the identity is read: two forms may give other keys."""
+        kinds = [part.kind for part in self.identity.parts]
+        return " and ".join("UUID" if kind.endswith("uuid") else "text" for kind in kinds)
+
+    @property
     def sampled_by(self) -> str:
         return self.id or self.create_time
 
