@@ -253,9 +253,13 @@ def gaps_skip(config: Config, aggregate_id: str, yes: bool, later: bool) -> Repo
 def gaps_cancel(config: Config, request_or_aggregate_id: str) -> Report:
     """Withdraw requests kept by --later. One by its id, or all of an aggregate."""
     from eventpub.ops.gaps import cancel
+    from eventpub.state import StateDir
 
+    is_running = StateDir(config.app.state_dir).is_running()
     cancelled = [_request(r) for r in cancel(config, request_or_aggregate_id)]
     done = counted(len(cancelled), "request was withdrawn", "requests were withdrawn")
+    if is_running:
+        done += ", unless already under way"
     summary = f"{request_or_aggregate_id}: {done if cancelled else 'no request waits'}"
     return Report(bool(cancelled), summary, {"cancelled": cancelled})
 

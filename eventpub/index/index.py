@@ -23,6 +23,7 @@ import json
 import secrets
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ from eventpub.index.values import unpacked_hold
 from eventpub.times import ZONES_DIFFER
 
 _MOVED_AT_ONCE = 10_000
-_SOME_EVENTS = 20
+_SOME_EVENTS = 200
 _AGGREGATE_AT = {b"v": 1, b"h": 1, b"s": 1, b"r": 1, b"x": 1, b"d": 17}
 """Where the aggregate begins in a key, by its letter."""
 
@@ -242,25 +243,45 @@ class Index(Aggregates):
     def keep_ids(
         self, ids_as: str, existing: Callable[[list[tuple[str, int]]], Collection[Any]]
     ) -> None:
-        """Record how the identity is read. After a change the table must still have some of the
-        known events under their keys.
+        """Record how the identity is read. After a change, published events must not have got
+        another spelling of their UUIDs; what is no longer in the table says nothing.
 
         Raises:
             StateError: state.foreign
         """
         if self.ids_as not in {None, ids_as}:
             keys = [key[1:].decode() for key, _ in islice(self._db.items(b"v"), _SOME_EVENTS)]
-            if keys and not existing([*self.known(keys).last.items()]):
+            spelled = {(key, n): _spellings(key) for key, n in self.known(keys).last.items()}
+            others = {(other, n): (key, n) for (key, n), of in spelled.items() for other in of}
+            there = {*existing([*spelled, *others])}
+            moved = [others[event] for event in there & others.keys() if others[event] not in there]
+            if moved:
                 raise StateError(
                     "state.foreign",
-                    f"the columns of store.columns.aggregate_id are read as {ids_as} now, before as"
-                    f" {self.ids_as}, and the table has none of {len(keys)} published events under"
-                    " their keys: with other keys all would be published again",
-                    where=f"aggregate {keys[0]}",
-                    suggestion="restore the columns' types, and restart; to publish with the new"
+                    f"store.columns.aggregate_id is read as {ids_as} now, before as {self.ids_as},"
+                    f" and gives events other keys: {moved[0][0]!r} is spelled in another way, and"
+                    " would be published again",
+                    where=f"aggregate {moved[0][0]}",
+                    suggestion="restore the column's type, and restart; to publish with the new"
                     " keys, use an app.id, an app.state_dir and a sink.topic of their own",
                 )
         self.note(ids_as=ids_as)
+
+
+def _spellings(key: str) -> set[str]:
+    """Other ways to write the UUIDs in a key."""
+    found = set()
+    for form in (str, attrgetter("hex")):
+        parts = [_written(part, form) for part in key.split("|")]
+        found |= {"|".join(parts), "|".join(map(str.upper, parts))}
+    return found - {key}
+
+
+def _written(part: str, form: Callable[[uuid.UUID], str]) -> str:
+    try:
+        return form(uuid.UUID(part))
+    except ValueError:
+        return part
 
 
 _ABANDONED = 6 * 3600.0

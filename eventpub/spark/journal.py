@@ -260,6 +260,8 @@ class Snapshots:
                 log.info("a snapshot of the index cannot be used: %s", error)
                 continue
             except OSError as error:
+                if folder.exists():  # another task of this shard was faster
+                    return batch
                 raise StateError(
                     "index.not_writable",
                     f"the folder of the indexes cannot be written: {error}",

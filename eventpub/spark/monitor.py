@@ -154,6 +154,8 @@ class Monitor(Overview):
             heads = self._heads(batch)
         for report in heads:
             self.shards[report.shard].report = report
+            for request_id, answer in report.answers.items():
+                self.requests.answered(request_id, report.shard, answer)
             self.durable.take(self.shards, report, None)
             self._watch.may_hide(batch, report.oldest)
             is_there = {n: getattr(report, n) for n in ("position", "low", "holds", "next_due")}

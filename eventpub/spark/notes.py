@@ -70,9 +70,10 @@ def asked(state: StateDir) -> list[Request]:
 
 
 def of_one_batch(requests: Sequence[Request]) -> list[Request]:
-    """One publish per batch: its search of the topic ends where the batch's transaction begins."""
-    publishing = [r for r in requests if r.action == "publish"]
-    return [r for r in requests if r not in publishing[1:]]
+    """A publish only as the first: its search of the topic ends where the batch's transaction
+    begins, and another request may publish the same event."""
+    first = next((r for r in requests if r.action != "list"), None)
+    return [r for r in requests if r.action != "publish" or r is first]
 
 
 def listed(folders: Sequence[Path], upto: int, request: Request) -> list[Pending]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import getpass
+import os
 import pickle
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -228,7 +228,7 @@ def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> Sourc
         config,
         partitions,
         own.state,
-        Path(own.state_dir or Path(tempfile.gettempdir()) / f"eventpub-{getpass.getuser()}"),
+        Path(own.state_dir or Path(tempfile.gettempdir()) / f"eventpub-{os.getuid()}"),
         own.rows == "all",
         own.most_rows,
         None,

@@ -42,7 +42,7 @@ _TYPES = {
     "late": "boolean", "kind": "string", "reason": "string", "detail": "string",
 }  # fmt: skip
 
-_NEVER_NULL = {"aggregate_id", "version", "event_type", "create_time"}
+NEVER_NULL = {"aggregate_id", "version", "event_type", "create_time"}
 
 
 class EventpubSink(DataSource):
@@ -85,7 +85,7 @@ def _require_types(schema: Any) -> None:
     for field in schema.fields:
         name, found = field.name, field.dataType.simpleString()
         types = _TYPES.get(name, found)
-        is_null = found == "void" and name not in _NEVER_NULL
+        is_null = found == "void" and name not in NEVER_NULL
         if not is_null and found.partition(" collate ")[0] not in types.split(" or "):
             raise ConfigError(
                 "config.invalid_value",

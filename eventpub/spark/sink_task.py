@@ -18,7 +18,7 @@ from pyspark import TaskContext
 
 from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, SkippedGap
-from eventpub.errors import ConfigError, SinkError
+from eventpub.errors import ConfigError, SinkError, counted
 from eventpub.sink.base import Content, Refused
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
@@ -29,7 +29,7 @@ from eventpub.sink.numbered import NumberedSink
 from eventpub.sink.records import Columns, DeadRow, contents_of
 from eventpub.spark.options import SinkOptions
 from eventpub.spark.rows import InputRows
-from eventpub.spark.sink import Published, Refusal
+from eventpub.spark.sink import NEVER_NULL, Published, Refusal
 
 _first_batches: dict[tuple[str, str], tuple[str, int]] = {}
 """By id and query: its run, and the run's first batch seen by this process."""
@@ -142,6 +142,7 @@ class _EventRows:
         _require_topics(of, sink, *written, was_written=has_written)
         self._sink = sink
         self._partitions = sink.partitions[options.sink.topic]
+        _require_values(rows, np.concatenate([self._at["event"], self._at["late"]]))
         columns = [_column(rows, field) for field in EVENTS]
         self._rows = pa.Table.from_arrays(columns, schema=EVENTS)
         self._late = _flags(rows)
@@ -215,6 +216,17 @@ def _rows_by_kind(rows: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
     return found
 
 
+def _require_values(rows: pa.Table, at: npt.NDArray[np.int64]) -> None:
+    for name in sorted(NEVER_NULL):
+        if rows[name].null_count and (nulls := rows[name].take(at).null_count):
+            raise ConfigError(
+                "config.invalid_value",
+                f"column {name} is NULL in {counted(nulls, 'row')}; nothing was published",
+                where=f"column {name} of the query that is written",
+                suggestion=f"leave such rows out, as by .where('{name} IS NOT NULL')",
+            )
+
+
 def _flags(rows: pa.Table) -> Any:
     if "late" not in rows.schema.names:
         return np.zeros(rows.num_rows, bool)
@@ -281,7 +293,10 @@ class _PlainRows:
             values=[self._values[row] for row in rows],
             partitions=np.array([self._partitions[row] for row in rows], np.int32),
             timestamps=[now] * len(rows),
-            headers=[[(h["key"], h["value"]) for h in self._headers[row] or ()] for row in rows],
+            headers=[
+                [(h["key"], h["value"]) for h in self._headers[row] or () if h is not None]
+                for row in rows
+            ],
         )
 
     def _dead(self, topic: str, row: int, reason: str, reduced: bool) -> Any:

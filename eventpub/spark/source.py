@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SCHEMA = (
     "aggregate_id string, version bigint, event_type string, payload binary, metadata string, "
-    "create_time timestamp, late boolean"
+    "create_time timestamp_ltz, late boolean"
 )
 
 SCHEMA_OF_ALL = f"{SCHEMA}, kind string, reason string, detail string"

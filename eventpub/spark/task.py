@@ -13,6 +13,7 @@ exists before the last row reaches a sink.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -199,8 +200,7 @@ class Task:
                 if plan.batch == 1:  # events that brokers have hidden may be older
                     low = plan.begin + options.config.recount.horizon
                     beginning = replace(beginning, low=min(low, beginning.low))
-                recover(assignment, self._number, beginning, self._folder)
-                snapshots.keep(self._folder, 0)
+                recover(assignment, self._number, beginning, self._folder, snapshots)
         identity = {"query": plan.query}
         index = Index(self._folder, identity, adopts=lambda _: True, redo=self._redo)
         with JournaledContext(assignment, self._number, index, plan) as context:
@@ -228,7 +228,9 @@ class Task:
                 index.flush()
                 failpoint("after_index")
                 if plan.snapshot:
-                    snapshots.begin(index, plan.batch)
+                    uploading = snapshots.begin(index, plan.batch)
+                    if not os.environ.get("SPARK_REUSE_WORKER"):
+                        uploading.join()
                 return
         head = self._journals.head(plan.batch, self._number)
         if head is None or head["digest"] != journal.digest:
@@ -355,23 +357,33 @@ def rows_of_time(options: SourceOptions, part: Part) -> Iterator[pa.RecordBatch]
             yield from batches([rows], all_rows=options.all_rows)
 
 
-def recover(
-    assignment: Assignment, number: int, beginning: Beginning, folder: Path, damage: str = ""
+def recover(  # noqa: PLR0913, PLR0917 (from where to where)
+    assignment: Assignment,
+    number: int,
+    beginning: Beginning,
+    folder: Path,
+    snapshots: Snapshots,
+    damage: str = "",
 ) -> None:
     """Bring the index of the engine `threads`, or a new one, up to the topic, and copy it with the
-    fold's report to a new folder. A damaged one is set aside (`damage`)."""
+    fold's report to snapshot 0 and a new folder. A damaged one is set aside (`damage`)."""
     try:
-        _recover(assignment, number, beginning, folder, damage)
+        _recover(assignment, number, beginning, folder, snapshots, damage)
     except StateError as error:
         if error.code != "index.corrupt" or damage:
             raise
         moved_to = assignment.parts.storage.set_aside(assignment.index(number))
         damage = f"{error.message}; it was moved to {moved_to}"
-        recover(assignment, number, beginning, folder, damage)
+        recover(assignment, number, beginning, folder, snapshots, damage)
 
 
-def _recover(
-    assignment: Assignment, number: int, beginning: Beginning, folder: Path, damage: str
+def _recover(  # noqa: PLR0913, PLR0917
+    assignment: Assignment,
+    number: int,
+    beginning: Beginning,
+    folder: Path,
+    snapshots: Snapshots,
+    damage: str,
 ) -> None:
     with PublishingContext(assignment, number, beginning, Lane(), lambda _: None) as context:
         context.report.rebuilt = damage or context.report.rebuilt
@@ -384,4 +396,5 @@ def _recover(
         copy = folder_for(folder)
         context.index.copy_to(copy)
         (copy / _FOLD).write_text(json.dumps(fields_of(context.take_report())))
+    snapshots.keep(copy, 0)
     copy.rename(folder)

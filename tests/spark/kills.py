@@ -335,6 +335,8 @@ def job_of_source(sink: str, url: str, address: str, folder: Path) -> dict[str, 
         "checkpoint": str(folder / "checkpoint"),
         "out": url if sink == "sql" else str(folder / "out"),
     }
+    if sink == "sql":  # a session in which TIMESTAMP is another type
+        job["conf"] = {"spark.sql.timestampType": "TIMESTAMP_NTZ"}
     if sink == "eventpub":
         job["source"]["rows"] = "all"
         job["sink_options"] = {"id": "kills", "topic": "kills", "kafka.bootstrap.servers": address}

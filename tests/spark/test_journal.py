@@ -166,6 +166,25 @@ def test_a_snapshot_that_a_power_failure_has_cut_is_not_used(tmp_path: Path) -> 
     assert snapshots.fetch(tmp_path / "newest", 3) == 3, "it is uploaded again"
 
 
+def test_of_two_tasks_that_fetch_an_index_the_second_uses_that_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a union of the source with itself; it failed, with a wrong reason, for good."""
+    snapshots = Snapshots(Place(str(tmp_path / "place")), "q", 0)
+    for name in ("index", "of the first"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.sst").write_text(name)
+    snapshots.keep(tmp_path / "index", 1)
+
+    def overtaken(name: str) -> None:
+        if name == "during_fetch":
+            (tmp_path / "of the first").rename(tmp_path / "new")
+
+    monkeypatch.setattr(journal_of_spark, "failpoint", overtaken)
+    assert snapshots.fetch(tmp_path / "new", 1) == 1
+    assert (tmp_path / "new" / "1.sst").read_text() == "of the first"
+
+
 def test_what_a_killed_prune_leaves_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

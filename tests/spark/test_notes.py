@@ -71,6 +71,9 @@ def test_one_request_of_a_batch_publishes() -> None:
     first, again = Request("1", "publish", "a", 2), Request("2", "publish", "a", 2)
     others = [Request("4", "retry", "a"), Request("5", "retry", "a")]
     assert of_one_batch([first, again, *others]) == [first, *others]
+    listed = Request("6", "list", "")
+    assert of_one_batch([listed, others[0], first, others[1]]) == [listed, *others], "next time"
+    assert of_one_batch([listed, again]) == [listed, again]
 
 
 def test_what_a_planner_sees_is_noted_once_a_second_and_a_line_at_once() -> None:

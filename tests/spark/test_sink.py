@@ -707,7 +707,7 @@ def test_rows_with_sparks_columns_are_published_as_they_are(
     kafka_server: Kafka, topic_name: str
 ) -> None:
     sink, servers = Task(kafka_server, topic_name), kafka_server.bootstrap_servers
-    headers = [{"key": "h", "value": b"1"}]
+    headers = [None, {"key": "h", "value": b"1"}]
     nothing = {"headers": None, "topic": None, "partition": None}
     rows: list[Any] = [
         {"key": "k", "value": b"v", **nothing, "headers": headers, "partition": 3},
@@ -825,6 +825,14 @@ def test_rows_of_another_kind_are_refused_and_those_of_none_are_events(
     assert "'order'" in refused.message
     sink.write(0, [event("a", 1), event("a", 2, kind=None)])  # type: ignore[arg-type]
     assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize("column", ["aggregate_id", "version", "event_type", "create_time"])
+def test_an_event_without_what_it_needs_is_refused(sink: Task, column: str) -> None:
+    """It was an error without a name, or a record that nobody can read back."""
+    refused = sink.refused(0, [event("a", 1), event("b", 1) | {column: None}])
+    assert refused.code == "config.invalid_value"
+    assert f"column {column} is NULL in 1 row" in refused.message
 
 
 def test_a_partition_that_is_not_there_is_refused(sink: Task) -> None:
