@@ -84,7 +84,10 @@ def _split(name: str) -> tuple[str, str]:
 
 def _is_secret(name: str) -> bool:
     key = KEYS.get(name)
-    return "SecretStr" in str(key.info.annotation) if key else is_secret_property(name)
+    if key is None:
+        return is_secret_property(name)
+    # a map as text that is not one may have any of its secrets
+    return key.is_map or "SecretStr" in str(key.info.annotation)
 
 
 class CombinedConfigError(ConfigError):
@@ -253,7 +256,8 @@ class _Table:
             unknown = f"there is no configuration key {name} ({origin})"
             self._refuse("config.unknown_key", unknown, name, fix=_meant(name, origin))
         elif in_file := _named_by_file(name, value):
-            self._forget(name)
+            if name not in KEYS:  # a library's property that only eventpub knows
+                self._forget(name)
             text = read_file(Path(value), name).rstrip("\r\n")
             if not text:
                 fill = "write the secret into it, or remove the key"

@@ -71,7 +71,7 @@ class Asked:
     client: str = "unknown"
     is_local: bool = False
     body: bytes = b""
-    wait: Callable[[float], None] = time.sleep
+    wait: Callable[[float], object] = time.sleep
 
 
 @dataclass(frozen=True)
@@ -274,6 +274,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: Listener
 
     def do_GET(self) -> None:
+        body = self._body()
+        if self._wait(0):  # as of a process that was frozen: nobody waits for it to be done
+            self.close_connection = True
+            return
         reply = self.server.answer(
             Asked(
                 self.command,
@@ -281,7 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
                 headers={name.lower(): value for name, value in reversed(self.headers.items())},
                 client=str(next(iter(self.client_address), "local")),
                 is_local=self.server.is_local,
-                body=self._body(),
+                body=body,
                 wait=self._wait,
             )
         )
@@ -299,10 +303,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         return b""
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> bool:
+        """Wait for the client to leave; whether it has."""
         closed = select.poll()
         closed.register(self.connection, 0)
-        closed.poll(seconds * 1000)
+        return bool(closed.poll(seconds * 1000))
 
     def _send(self, reply: Reply) -> None:
         self.send_response_only(reply.status)

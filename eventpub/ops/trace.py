@@ -279,7 +279,10 @@ class _Judge:
                 return "skipped", f"{when}; it is in the store by now: see `eventpub gaps retry`"
             if stored and self._config.gaps.late == "drop":
                 return "late", f"{when}, and dropped when it came (gaps.late)"
-            return "skipped", when
+            return (
+                "skipped",
+                f"{when}; it is in the store: see `eventpub publish`" if stored else when,
+            )
         created = stored[0].create_time if stored else 0
         if created is None:
             return "invalid", (
@@ -306,11 +309,11 @@ class _Judge:
             return "unknown", "app.state_dir of this machine has no publisher's state"
         if created > publisher.position:
             return "waiting", f"events created by {format_time(publisher.position)} are read so far"
+        if self._topics.is_cut:
+            return "unknown", "retention has removed the topic's first records"
         if self._now - created < (horizon := self._config.recount.horizon):
             until = format_time(created + horizon)
             return "waiting", f"its second was read before it was there; recounted until {until}"
-        if self._topics.is_cut:
-            return "unknown", "retention has removed the topic's first records"
         return "missing", "it should be on the topic: see `eventpub verify`"
 
 

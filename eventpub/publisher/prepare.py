@@ -20,7 +20,7 @@ from eventpub.config import Config, format_time
 from eventpub.coordinator.database_changes import last_of
 from eventpub.coordinator.position import StartState
 from eventpub.coordinator.recount import hidden_at_most
-from eventpub.errors import StateError
+from eventpub.errors import ConfigError, StateError
 from eventpub.index import Storage, Summary, of_another, summary
 from eventpub.shard.assignment import Assignment, Parts, adopts, identity_of, threads_of
 from eventpub.sink.client import Clients
@@ -235,6 +235,14 @@ def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]
         if configured == "now" and has_written(parts.clients, config.app.id):
             raise start_lost(state)  # e.g. a container whose volume is gone
         position = start_position(config.read, now)
+        if position > now():
+            raise ConfigError(
+                "config.invalid_value",
+                f"read.start = {configured} is in the future, and nothing before it would be"
+                " published",
+                where="read.start",
+                suggestion="set it to a time of the past, or to 'now'",
+            )
         kept = {"configured": configured, "position": position, "time": format_time(position)}
         kept["id"] = str(now())
     kept = {**kept, "of": identity_of(config)}

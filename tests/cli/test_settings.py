@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -316,6 +317,22 @@ def test_what_relies_on_the_recount_is_refused_without_one() -> None:
         load(None, ENOUGH | stated, {})
     where = failed.value.where
     assert (failed.value.code, where) == ("config.contradiction", "recount.rows_in_past")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sink.properties", '{"sasl.password":"hunter2hunter2",'),
+        ("sink.properties", "sasl.password=hunter2hunter2"),
+        ("spark.properties", '["hunter2hunter2"]'),
+    ],
+)
+def test_properties_that_cannot_be_read_are_not_shown(key: str, value: str) -> None:
+    """A comma too many in JSON, and the password was in the error."""
+    error = refused({key: value})
+    assert error.code == "config.invalid_value"
+    assert "hunter2" not in str(error)
+    assert "hunter2" not in json.dumps(error.to_dict())
 
 
 def test_property_names_need_no_quotes_and_values_no_text() -> None:

@@ -146,7 +146,8 @@ def test_a_commit_that_becomes_an_abort_is_published_again(
             eventually(lambda: ends(server, "orders") == (records.base, records.end))
             abort(server, "orders", records)
         if how != "coordinator":  # else the next start aborts it
-            eventually(lambda: ends(server, "orders") == (marker.end, marker.end), 120)
+            # what is lost is published again at once
+            eventually(lambda: min(ends(server, "orders")) >= marker.end, 120)
         if how != "running":
             publisher.start()
         commit(database, 7)

@@ -116,6 +116,17 @@ def prepare(publisher: Publisher) -> None:
         state.unlock()
 
 
+def test_a12_from_a_time_to_come_is_refused(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """A wrong year: nothing was published, nothing said so, and the start was kept."""
+    create_table(database)
+    publisher = new_publisher(database, read={"start": "2099-01-01T00:00:00Z"})
+    refused = publisher.command("run", "--available-now")
+    assert refused.returncode == 2
+    assert "read.start = 2099-01-01T00:00:00Z is in the future" in refused.stderr
+
+
 def test_a12_a_gap_directly_above_the_start_is_skipped_and_a_restart_keeps_the_start(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

@@ -46,6 +46,7 @@ class EventStore(MemorySource):
             times_last=True,
             repeated=(),
             read_as="UTC/1",
+            ids_as="text",
             where="events",
             table="events",
             zone=None,

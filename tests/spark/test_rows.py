@@ -49,8 +49,8 @@ def test_however_spark_cuts_them() -> None:
         assert pa.Table.from_batches(found).equals(pa.concat_tables(given))
 
 
-def test_a_group_has_some_megabytes() -> None:
+def test_a_group_has_about_a_megabyte() -> None:
     sizes = [len(batch.column(GROUP)[0].as_py()) for batch in grouped([table(3_000, 9_000)], 0)]
-    assert 5 <= len(sizes) <= 9
-    assert max(sizes) < 5 << 20
+    assert 16 <= len(sizes) <= 24
+    assert max(sizes) < 5 << 18
     assert [len(b.column(GROUP)) for b in grouped([table(2, 9 << 20)], 0)] == [1, 1]

@@ -236,11 +236,14 @@ def _versions(subject: _Subject, found: Versions) -> _Finding:
 def _first_versions(first: int, lowest: Sequence[int]) -> _Finding:
     above, below = sum(v > first for v in lowest), sum(v < first for v in lowest)
     if below:
+        are_most = below * 2 > len(lowest)
         return (
-            "wrong" if below * 2 > len(lowest) else "warn",
+            "wrong" if are_most else "warn",
             f"{below} of {len(lowest)} aggregates begin below version {first}: these events become"
             " dead letters",
-            "set store.first_version = 0",
+            "set store.first_version = 0"
+            if are_most and min(lowest) == 0
+            else "correct what writes them: with a lower first version the others would wait",
         )
     said = f"{above} of {len(lowest)} aggregates begin above version {first}"
     if above * _FEW_ABOVE <= len(lowest):
