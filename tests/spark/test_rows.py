@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from eventpub.spark.rows import DECIDED, grouped, ungrouped
-from eventpub.spark.source import GROUP
+from eventpub.spark.source import GROUP, SCHEMA
 
 
 def table(rows: int, payload: int = 10) -> pa.Table:
@@ -47,6 +47,11 @@ def test_however_spark_cuts_them() -> None:
         batches = whole.to_batches(max_chunksize=size)
         found = list(ungrouped(iter(batches)))
         assert pa.Table.from_batches(found).equals(pa.concat_tables(given))
+
+
+def test_times_are_instants_whatever_a_session_takes_a_timestamp_for() -> None:
+    """With spark.sql.timestampType = TIMESTAMP_NTZ no batch could be read."""
+    assert "create_time timestamp_ltz" in SCHEMA
 
 
 def test_a_group_has_about_a_megabyte() -> None:
