@@ -181,12 +181,14 @@ class TestKafkaCluster:
             admin.create_topics([NewTopic("orders", 4)])["orders"].result(30)
             found = admin.list_topics(timeout=30)
             deadline = time.monotonic() + 60  # until each broker knows of it
-            while "orders" not in found.topics and time.monotonic() < deadline:
+            while time.monotonic() < deadline and (
+                "orders" not in found.topics or len(found.brokers) < 3
+            ):
                 found = admin.list_topics(timeout=30)
             assert len(found.brokers) == 3
             assert all(len(p.replicas) == 3 for p in found.topics["orders"].partitions.values())
             topic = ConfigResource(ConfigResource.Type.TOPIC, "orders")
-            settings = admin.describe_configs([topic])[topic].result(10)
+            settings = admin.describe_configs([topic])[topic].result(60)
             assert settings["min.insync.replicas"].value == "2"
         assert len(pids) == 3
         assert all(gone(pid) for pid in pids)
