@@ -248,24 +248,25 @@ class Rules:
 
     def steady(self, created: np.ndarray) -> np.ndarray:
         """Map ambiguous local hours to their first pass: which is read depends on the window."""
-        return self._moved(created, 0)
+        return self._in_pass(1, created)
 
     def are_in(self, baseline: int | None, created: np.ndarray) -> np.ndarray:
         """Mask of rows that a baseline covers. An ambiguous hour counts as its second pass: a row
         read by its key has the time of the first."""
         if baseline is None:
             return np.zeros(len(created), bool)
-        found: np.ndarray = self._moved(created, 1) <= baseline
+        found: np.ndarray = self._in_pass(2, created) <= baseline
         return found
 
-    def _moved(self, created: np.ndarray, passed: int) -> np.ndarray:
+    def _in_pass(self, number: int, created: np.ndarray) -> np.ndarray:
         if self.repeated and len(created):
             low, high = created.min(), created.max()
             for change, back in self.repeated:
-                first = change - passed * back
+                # the other pass: from the change on, or the same time before it
+                first, by = (change, -back) if number == 1 else (change - back, back)
                 if first <= high and low < first + back:
                     here = (created >= first) & (created < first + back)
-                    created = np.where(here, created + (2 * passed - 1) * back, created)
+                    created = np.where(here, created + by, created)
         return created
 
     def next_attempt(self, now: int, attempts: int) -> int:

@@ -275,7 +275,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self._body()
-        if self._wait(0):  # as of a process that was frozen: nobody waits for it to be done
+        if self._wait(0):  # as after this process was frozen
             self.close_connection = True
             return
         reply = self.server.answer(

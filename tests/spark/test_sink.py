@@ -829,7 +829,7 @@ def test_rows_of_another_kind_are_refused_and_those_of_none_are_events(
 
 @pytest.mark.parametrize("column", ["aggregate_id", "version", "event_type", "create_time"])
 def test_an_event_without_what_it_needs_is_refused(sink: Task, column: str) -> None:
-    """It was an error without a name, or a record that nobody can read back."""
+    """It was an error without a name, or a record that cannot be read back."""
     refused = sink.refused(0, [event("a", 1), event("b", 1) | {column: None}])
     assert refused.code == "config.invalid_value"
     assert f"column {column} is NULL in 1 row" in refused.message
