@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
@@ -53,6 +53,7 @@ from eventpub.spark import rows as of_spark
 from eventpub.spark.monitor import TopicWatch
 from eventpub.spark.options import SinkOptions, sink_options
 from eventpub.spark.sink import EventpubSink, Published, Writer
+from tests.publisher.harness import eventually
 from tests.sink.helpers import CREATED, read_topic
 from tests.spark import cut_off, redivided
 from tests.tcp_proxy import TcpProxy
@@ -518,9 +519,14 @@ def test_records_that_a_broker_has_lost_are_noticed_while_the_query_runs(
     options = sink_options(sink.options)
     watch = _watch(options, lambda: 0)
     monkeypatch.setattr(watch._work, "do", lambda command: command)
-    watch.do(CheckTopic({}))
     [first] = read_topic(kafka_server.bootstrap_servers, topic_name)
     place = (topic_name, first.partition())
+
+    def is_known() -> bool:  # consumers see a transaction a moment after its commit
+        watch.do(CheckTopic({}))
+        return place in watch.ends
+
+    eventually(is_known)
     watch.ends = known = {**watch.ends, place: watch.ends[place] + 2}
     with pytest.raises(SinkError) as found:
         watch.do(CheckTopic({}))
@@ -869,8 +875,18 @@ def test_markers_that_retention_has_removed_are_not_waited_for(
     resource = ConfigResource(ResourceType.TOPIC, place[0], incremental_configs=[entry])
     for altered in admin.incremental_alter_configs([resource]).values():
         altered.result(10)
-    for deleted in admin.delete_records([TopicPartition(*place, -1)]).values():
-        deleted.result(10)
+
+    def are_deleted() -> bool:  # a broker applies the policy a moment after it has taken it
+        try:
+            [deleted] = admin.delete_records([TopicPartition(*place, -1)]).values()
+            deleted.result(10)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.POLICY_VIOLATION:
+                raise
+            return False
+        return True
+
+    eventually(are_deleted)
     assert sink.write(3, [event("a", 4)]).is_new
 
 
