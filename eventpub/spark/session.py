@@ -69,10 +69,11 @@ def require_java() -> str:
 class Spark:
     """The session of a run, which starts beside the checks of the publisher's start."""
 
+    _is_starting = threading.Lock()  # a process has one Spark, also for two runs of a demo
+
     def __init__(self, config: Config, state: StateDir) -> None:
         self.config, self.state = config, state
         self._started: Future[SparkSession] | None = None
-        self._is_starting = threading.Lock()
 
     def begin(self) -> Future[SparkSession]:
         if self._started is None:
