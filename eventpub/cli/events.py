@@ -114,7 +114,7 @@ _OUTCOMES = {
     "not running": "not done: no publisher is running",
     "not searched": "not done: the topics were not read to their ends; see --timeout",
     "not known": "not done: it may have been published, in records that retention has removed",
-    "not in the store": "not done: the row is no longer in the store",
+    "not in the store": "not done: the store has no such row",
     "versions below it are missing": "not done: versions below it are missing in the store",
     "held": "not done: it waits for a version below it, see eventpub gaps list",
     "refused again": "not done: it was refused again, and is a dead letter again",
@@ -247,6 +247,8 @@ def _summary(verdict: Verdict) -> str:
     found = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in verdict.counts.items())
     text = f"{counted(verdict.events, 'event')} compared: {found}"
     if not verdict.behind:
+        if not (verdict.events or verdict.records):
+            return "nothing to compare: no event of this range is in the store or on the topic"
         held = verdict.counts["held"]
         wait = f"; {counted(held, 'event')} held: not published yet" if held else ""
         return f"nothing differs: {text}{wait}" if verdict.ok else text

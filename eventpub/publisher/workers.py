@@ -168,7 +168,7 @@ BROKER_CHECKS = (e.CheckTopic, e.CheckOpen)
 class BrokerWork:
     def __init__(self, assignment: Assignment, topics: dict[str, str]) -> None:
         self._app, self._clients = assignment.config.app, assignment.parts.clients
-        self._topics = topics
+        self._topics, self._partitions = topics, assignment.partitions
 
     def do(self, command: e.Command) -> e.Event | None:
         if isinstance(command, e.CheckOpen):
@@ -182,7 +182,7 @@ class BrokerWork:
         app, clients, sink = self._app, self._clients, self._clients.sink
         ids = topic_ids(clients, (sink.topic,), _TIMEOUT)
         if sink.topic in self._topics and sink.topic not in ids:
-            raise topic_gone(sink)
+            raise topic_gone(sink, self._partitions)
         check_written(clients, ids, self._topics, {})
         ends = command.ends
         found = visible_ends(clients, list(ends), _TIMEOUT) if ends else {}

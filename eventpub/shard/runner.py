@@ -162,7 +162,7 @@ def serve(
         if found.code == "run.stopping":
             error = None
         elif found.code == "sink.topic_missing":  # it was there at the start
-            error = topic_gone(assignment.config.sink)
+            error = topic_gone(assignment.config.sink, assignment.partitions)
     except Exception as found:
         log.warning("unexpected error in shard %s", number, exc_info=found)
         error = _unexpected(number, f"{type(found).__name__}: {words_of(found)}")

@@ -340,14 +340,14 @@ def stalled(error: KafkaError, seconds: float) -> SinkError:
     )
 
 
-def topic_gone(sink: config.Sink) -> SinkError:
+def topic_gone(sink: config.Sink, partitions: int) -> SinkError:
     return SinkError(
         "sink.topic_missing",
         f"topic {sink.topic}, which this publisher has written to, no longer exists",
         where=f"topic {sink.topic}",
         suggestion=f"{_publish_everything(sink)}; to continue in a new one with unpublished"
         " events only, create it: kafka-topics.sh --bootstrap-server"
-        f" {sink.bootstrap_servers} --create --topic {sink.topic} --partitions {sink.partitions}"
+        f" {sink.bootstrap_servers} --create --topic {sink.topic} --partitions {partitions}"
         " --config retention.ms=-1; the next start names the sink.accept_topic_id to set",
     )
 

@@ -117,7 +117,7 @@ def wrong_topics(
     wrong: dict[str, SinkError] = {}
     for topic in written_topics(sink, late=late):
         if topic not in found and topic == sink.topic and was_written:
-            wrong[topic] = faults.topic_gone(sink)
+            wrong[topic] = faults.topic_gone(sink, found.get(sink.gaps_topic, sink.partitions))
         elif topic not in found and not sink.create_topics:
             wrong[topic] = faults.topic_missing(sink, topic, partitions)
         elif topic == sink.topic and shards > partitions:

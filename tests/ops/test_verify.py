@@ -569,6 +569,12 @@ def make_older(world: World, versions_from: int, seconds: int) -> None:
     )
 
 
+def test_where_there_is_nothing_it_says_so(world: World) -> None:
+    answer = report(verify(world.config))
+    assert answer.exit_status == 0
+    assert answer.summary.startswith("nothing to compare")
+
+
 @pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
 def test_a_publisher_that_stands_still_is_behind(world: World) -> None:
     world.append(("a", 1), ("b", 1), ("a", 2), ("b", 2))

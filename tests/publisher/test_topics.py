@@ -174,7 +174,11 @@ def test_a6_a_topic_that_was_deleted_and_made_again(
     client = admin(publisher)
     results(client.delete_topics([publisher.topic.name]))
     eventually(lambda: publisher.topic.name not in client.list_topics(timeout=5).topics, 20)
-    assert "no longer exists" in refusal(publisher, "sink.topic_missing")["message"]
+    partitions = client.list_topics(timeout=5).topics[f"{publisher.topic.name}.gaps"].partitions
+    publisher.settings["sink"]["partitions"] = 3  # meanwhile; the topic had as many as those beside
+    error = refusal(publisher, "sink.topic_missing")
+    assert "no longer exists" in error["message"]
+    assert f"--partitions {len(partitions)} " in error["suggestion"]
     assert publisher.topic.name not in client.list_topics(timeout=5).topics
 
 

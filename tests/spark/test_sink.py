@@ -540,7 +540,7 @@ def _watch(options: SinkOptions, taken: Callable[[], int]) -> TopicWatch:
     config: Any = SimpleNamespace(app=app, sink=options.sink, run=SimpleNamespace(shards=4))
     parts = SimpleNamespace(clients=Clients(options.sink))
     prepared: Any = SimpleNamespace(
-        assignment=SimpleNamespace(config=config, parts=parts),
+        assignment=SimpleNamespace(config=config, parts=parts, partitions=4),
         topics={},
         start_state=SimpleNamespace(acknowledged={}),
     )
