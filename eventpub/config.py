@@ -150,9 +150,9 @@ class Gaps(Section):
 
 
 class Recount(Section):
-    horizon: form.Micros = Field(300_000_000, le=86_400_000_000)
+    horizon: form.Micros = Field(300_000_000, le=86_400_000_000, multiple_of=1_000_000)
     """age up to which the rows of each second of create_time are counted again, to find events
-    that committed late and that no later version points to; 0 = off"""
+    that committed late and that no later version points to; whole seconds, 0 = off"""
     rows_in_past: Literal["stop", "count"] = "stop"
     """rows that keep being inserted with a create_time older than recount.horizon (another time
     zone, an import): 'stop' with the error store.rows_in_past, or 'count' them again and publish"""

@@ -27,6 +27,10 @@ _BEFORE_IT_SHOWS = 100_000
 _SHOWS_AT_LAST = 3_000_000
 """Upper bound of the same, µs: after two seconds an INSERT is in the process list."""
 
+_UNKNOWN_FOR = 300_000_000
+"""µs for which what was open counts as open where nobody may look; the recount's horizon if
+larger."""
+
 _IDLE_AFTER = 1.0
 _IDLE_EVERY = 0.3
 """After `_IDLE_AFTER` s without rows, poll every `_IDLE_EVERY` × the delay (at most 1 s): early
@@ -94,7 +98,7 @@ class Boundary:
             self._watermark = parts.watermark(
                 config.store,
                 self._read.max_wait,
-                unknown_for=config.recount.horizon,
+                unknown_for=max(config.recount.horizon, _UNKNOWN_FOR),
                 hidden_since=hidden_since,
                 clock=parts.clock,
             )

@@ -242,6 +242,8 @@ class Coordinator(Overview):
         self.failures.is_done(e.Sample)
         error = self.changes.sampled(event, max(self.progress.position, self.planned), now)
         self.health.mark("times", self.changes.odd_times(now), now)
+        if self.changes.doubts:
+            self.schedule.hasten(e.CheckTable, now)
         if error is not None:
             self.runners.stop(error, now)
 

@@ -68,6 +68,7 @@ class NewestRows:
         self._horizon = horizon
         self._start = start
         self._last = before
+        self._known: set[int] = set()
         self._has_more = False
         self._continues = False
         self._suspicious: list[NewRow] = []
@@ -114,16 +115,20 @@ class NewestRows:
         self._last = last_of(rows, now, known_id)
         self._suspicious = []
         highest, at = before or self._last
-        known = [row.created for row in rows if row.id <= highest and row.created <= now]
-        self._youngest = max([self._youngest, *known])
+        # a transaction that commits late has ids below others that are known
+        known, self._known = self._known or {highest}, {row.id for row in rows}
+        new = [row for row in rows if row.id > min(known) and row.id not in known]
+        new = [row for row in new if row.created > self._start]
+        times = [row.created for row in rows if row.id <= highest and row.created <= now]
+        self._youngest = max([self._youngest, *times])
         if before is None:
             return []
-        new = [row for row in rows if row.id > highest and row.created > self._start]
         behind = [row for row in new if row.created <= min(position, at - self._horizon)]
         late = max(self._horizon, _NEVER_LATE)
         for row in sorted(new, key=lambda row: row.id):
             is_late = row.created <= min(position, at - late)
-            if is_late and (_is_of_zone(at, now, row) or row.created <= self._youngest - late):
+            is_odd = row.id > highest and row.created <= self._youngest - late
+            if is_late and (is_odd or _is_of_zone(at, now, row)):
                 self._suspicious.append(row)
             if row.created <= now:
                 self._youngest = max(self._youngest, row.created)
@@ -134,6 +139,11 @@ class NewestRows:
 
     def restart(self) -> None:
         self._last, self._has_more = None, False
+
+    def forgive(self) -> None:
+        """Forget rows of the past, as they were read in another time zone than the table's."""
+        self._suspicious = []
+        self._samples.clear()
 
     @property
     def trips(self) -> bool:
@@ -217,6 +227,7 @@ class DatabaseChanges:
         self._past_at, self._past_rows, self._past_oldest = float("-inf"), 0, 0
         self._ended: dict[tuple[int, int], float] = {}
         self._warned_of = (False, False)
+        self._looks, self._doubted_at = 0, -1
 
     # -- polls ------------------------------------------------------------------------------------
 
@@ -269,7 +280,8 @@ class DatabaseChanges:
     # -- samples and checks -----------------------------------------------------------------------
 
     def sampled(self, event: Sampled, upto: int, now: float) -> StoreError | None:
-        """Process a sample; returns the error to stop with if rows would be lost.
+        """Process a sample; returns the error to stop with if rows would be lost, and still would
+        once the table was looked at again (see `doubts`).
 
         `upto`: what was created up to here may have been read before the sample, µs.
         """
@@ -287,8 +299,17 @@ class DatabaseChanges:
         progress.rows_ahead = event.rows_ahead if is_far else 0
         self._warn_of_odd_times(now)
         if not (self._is_fatal and newest.trips):
-            return None
-        return newest.error(progress.time, self.layout.where, self._zone)
+            self._doubted_at = -1
+        elif self._doubted_at < 0:
+            self._doubted_at = self._looks
+        elif not self.doubts:
+            return newest.error(progress.time, self.layout.where, self._zone)
+        return None
+
+    @property
+    def doubts(self) -> bool:
+        """Whether the table must be looked at again: the server's time zone may have changed."""
+        return self._doubted_at == self._looks
 
     @property
     def _zone(self) -> str | None:
@@ -338,6 +359,7 @@ class DatabaseChanges:
     def altered(self, event: TableChecked) -> StoreError | None:
         """Use an altered table's layout, and return the error to reconnect with."""
         self._never_read = event.never_read
+        self._looks += 1
         before, layout = self.layout, event.layout
         if layout == before:
             return None
@@ -346,5 +368,7 @@ class DatabaseChanges:
         self.layout = layout
         if layout.sampled_by != before.sampled_by:
             self._rows.restart()
+        if layout.read_as != before.read_as:
+            self._rows.forgive()
         self._do(Reassign(layout))
         return altered_table(layout)

@@ -249,7 +249,9 @@ _EVERY: dict[type[e.Command], float] = {
 }
 
 _IN_DOUBT_AFTER = 0.5
-_OF_ANOTHER_TABLE = {"store.table_altered", "store.index_missing", "store.column_missing"}
+_OF_ANOTHER_TABLE = {
+    *("store.table_altered", "store.index_missing", "store.column_missing", "store.moved"),
+}
 
 _OPEN_EVERY = 10.0
 """Seconds without a window between checks that consumers see everything."""
@@ -316,7 +318,7 @@ class Schedule:
         return True
 
     def met(self, error: EventpubError, now: float) -> None:
-        """Check the table soon if a statement met another table than is known."""
+        """Check the table soon if a statement met another table, or server, than is known."""
         if error.code in _OF_ANOTHER_TABLE:
             self.hasten(e.CheckTable, now + _IN_DOUBT_AFTER)
 

@@ -115,6 +115,13 @@ class Database:
         sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(int(self._db.property_int_value(name) or 0) for name in sizes)
 
+    def make_durable(self) -> None:
+        """Have what was written survive a power failure; the log of writes alone does not."""
+        try:
+            self._db.flush()
+        except Exception as error:
+            raise _mapped(error, self.directory) from error
+
     def copy_to(self, folder: Path) -> None:
         """Make a consistent copy while in use, of hard links where the disk has them.
 

@@ -170,6 +170,7 @@ class Index(Aggregates):
         former = [self._copy(directory, belongs, adopts) for directory in directories]
         facts = merged(former, set(partitions), baseline, settled, everywhere=everywhere)
         self.note(**facts, reads_everywhere=everywhere)
+        self._db.make_durable()
 
     def _copy(
         self,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
+from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink.base import Refused
 from eventpub.sink.batch import Batch
@@ -22,8 +23,8 @@ from eventpub.sink.records import SOURCE, Header, PartitionId, Record
 from eventpub.sink.topics import create, end_all, hanging, list_offsets, open_below
 from eventpub.sink.transaction import TransactionWriter
 
-_OPEN_FOR = 90.0
-"""Seconds for which another task's transaction may hide markers: longer than one may last."""
+_ENDED_WITHIN = 30.0
+"""Seconds for a broker to end a transaction that has lasted too long."""
 
 _READ_AT_FIRST = 64
 """Markers read at first; four times as many each time these do not suffice."""
@@ -96,6 +97,11 @@ def markers_of_batch(markers: list[Marker], query: str, batch: int) -> dict[int,
     return found
 
 
+def unnoticed_for(sink: config.Sink) -> float:
+    """Seconds for which a transaction left open looks like any other."""
+    return sink.transaction_timeout / 1e6 + _ENDED_WITHIN
+
+
 def place_of(markers: str, id_: str, partitions: int) -> PartitionId:
     return markers, zlib.crc32(id_.encode()) % partitions
 
@@ -124,8 +130,9 @@ class Markers:
             SinkError: sink.hanging_transaction, ….
         """
         end = list_offsets(self._clients, [self.place], "latest")[self.place]
-        if held := open_below(self._clients, {self.place: end}, _OPEN_FOR):
-            raise hanging(self._clients.sink, self.place, held[self.place], end, _OPEN_FOR)
+        open_for = unnoticed_for(self._clients.sink)
+        if held := open_below(self._clients, {self.place: end}, open_for):
+            raise hanging(self._clients.sink, self.place, held[self.place], end, open_for)
         low, count = 0, _READ_AT_FIRST
         while True:
             begin = max(low, end - count)

@@ -79,18 +79,20 @@ def markers_of(sink: config.Sink) -> str:
 
 
 def require_owner(clients: Clients, id_: str, owner: str) -> None:
-    """Raise `sink.other_query` if a query has taken over an id from a publisher without markers.
+    """Raise `sink.other_query` if another publisher or query has taken over an id.
 
-    Call it once the publisher has fenced its predecessors: a later takeover fences the publisher.
-    `owner` is the name that the publisher gave to `NumberedSink.take`.
+    A publisher without markers calls it once it has fenced its predecessors: a later takeover
+    fences the publisher. `owner` is the name that it gave to `NumberedSink.take`.
     """
     if markers_of(clients.sink) not in partition_counts(clients):
         return
-    found = NumberedSink(clients, id_).owner()
+    sink = NumberedSink(clients, id_)
+    sink.markers.check_leader()
+    found = sink.owner()
     if found is not None and found[0] != owner:
         raise SinkError(
             "sink.other_query",
-            "a publisher with the engine spark has taken over this app.id; nothing was lost or"
+            f"another publisher (query {found[0]}) has taken over this app.id; nothing was lost or"
             " repeated, and this one stops",
             where=f"app.id = {id_}, topic {clients.sink.topic}",
             suggestion="let only one publisher run for an app.id",
@@ -165,11 +167,14 @@ class NumberedSink:
 
     def take(self, query: str, tasks: int) -> None:
         """Make `query` the owner and fence others; `tasks`: at least as many as they have."""
-        with self._writer("owner") as writer:
-            writer.run([self.markers.batch({-1: Numbered(query, -1, -1).marker()})])
-        # only now: an attempt that began before has read the markers, and is fenced
-        fence_all(self._clients, self._id, tasks)
-        self.markers.end_left_open(tasks)
+        last: tuple[str, int] | None = (query, 0)
+        while last is not None and last[1] >= 0:  # of an attempt that has committed since
+            with self._writer("owner") as writer:
+                writer.run([self.markers.batch({-1: Numbered(query, -1, -1).marker()})])
+            # only now: an attempt that began before has read the markers, and is fenced
+            fence_all(self._clients, self._id, tasks)
+            self.markers.end_left_open(tasks)
+            last = self.owner()
 
     def settle(self, published: dict[int, dict[str, Any]], repeated: Collection[int]) -> None:
         """Republish what was left open (see `Settling`), or raise `sink.not_visible`."""

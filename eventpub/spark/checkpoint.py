@@ -14,7 +14,8 @@ from eventpub.coordinator.position import DurableState
 from eventpub.errors import EventpubError, SinkError
 from eventpub.index import Pending
 from eventpub.publisher.prepare import Prepared
-from eventpub.sink.numbered import NumberedSink
+from eventpub.sink.client import Clients
+from eventpub.sink.numbered import NumberedSink, require_owner
 from eventpub.spark.journal import Journals, Snapshots
 from eventpub.spark.notes import listed
 from eventpub.spark.options import FIRST_BYTES, Plan, Publisher
@@ -121,6 +122,15 @@ class Checkpoints:
         return Publisher(
             name, location, begin.partitions, initial, beginning, of.accepts_topic, of.start_id
         )
+
+
+def require_still_owner(config: Config, query: str) -> None:
+    """Raise sink.other_query if another publisher has taken over from this query."""
+    try:
+        require_owner(Clients(config.sink), config.app.id, query)
+    except SinkError as error:
+        if error.code != HANGING:
+            raise
 
 
 def _location(config: Config, state: StateDir) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import structlog
 
-from eventpub import config as settings
 from eventpub.channel import Ended, Lane, PartitionId, Report, Request
 from eventpub.config import Config
 from eventpub.coordinator import events as e
@@ -23,7 +22,7 @@ from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import StatusFile, ask, remember
 from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker, end_all
 from eventpub.sink.layout import tail_gone
-from eventpub.sink.markers import place_of
+from eventpub.sink.markers import place_of, unnoticed_for
 from eventpub.sink.missing_markers import is_held_by
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.topics import hanging, list_offsets, partition_counts, visible_ends
@@ -35,8 +34,6 @@ from eventpub.spark.place import Place
 from eventpub.state import StateDir
 
 _TIMEOUT = 2.0
-_ENDED_WITHIN = 30.0
-"""Seconds within which the broker aborts an overdue transaction."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -389,8 +386,3 @@ class TopicWatch:
             is_over = now - since > unnoticed_for(sink)  # no transaction may last this long
             if is_over and is_held_by(clients, app_id, place, at, highs[place]):
                 raise hanging(sink, place, at, highs[place], now - since)
-
-
-def unnoticed_for(sink: settings.Sink) -> float:
-    """Seconds for which a transaction left open looks like any other."""
-    return sink.transaction_timeout / 1e6 + _ENDED_WITHIN

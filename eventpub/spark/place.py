@@ -11,6 +11,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +25,9 @@ from eventpub.state_files import disk_full, is_disk_full
 
 IDENTITY = "identity.json"
 """Below a query's name: what its state belongs to; the driver writes it first."""
+
+_RETRIES_FOR = timedelta(seconds=10)
+"""Callers try again: the publisher's loop must not wait for minutes."""
 
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss", "https")
 
@@ -57,7 +61,8 @@ class Place:
                 self._folder.mkdir(parents=True, exist_ok=True)
             location = self._folder.as_uri()
         with self._mapped():
-            self._store: Any = from_url(location.replace("s3a://", "s3://", 1))
+            url = location.replace("s3a://", "s3://", 1)
+            self._store: Any = from_url(url, retry_config={"retry_timeout": _RETRIES_FOR})
 
     def create(self, name: str, data: bytes) -> bool:
         """Create an object; False if it exists."""
@@ -100,10 +105,11 @@ class Place:
         """An object, or its first bytes; None: there is none."""
         try:
             with self._mapped():
-                if length is not None:
-                    with suppress(BaseError):  # an empty object has no ranges
-                        return bytes(obstore.get_range(self._store, name, start=0, length=length))
-                return bytes(obstore.get(self._store, name).bytes())
+                found = obstore.get(self._store, name)
+                if length is None:
+                    return bytes(found.bytes())
+                # not a range, which an empty object does not have
+                return bytes(next(iter(found.stream(min_chunk_size=length)), b""))[:length]
         except FileNotFoundError:
             return None
 

@@ -358,6 +358,8 @@ class Planner:
             sampled = self._checks.sample(above)
         error = self._changes.sampled(sampled, upto, self._clock())
         self._observed.mark("times", self._changes.odd_times(self._clock()))
+        if self._changes.doubts:
+            self._table_at = 0.0
         if error is not None:
             raise error
 

@@ -14,6 +14,7 @@ import structlog
 
 from eventpub.coordinator.events import CheckTopic, PauseAsked
 from eventpub.coordinator.progress import Progress
+from eventpub.coordinator.shards import Failures
 from eventpub.coordinator.status import shown
 from eventpub.errors import EventpubError, StateError
 from eventpub.ops.pages import Pages
@@ -21,7 +22,7 @@ from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
 from eventpub.publisher.publisher import pause
 from eventpub.sink.transaction import fence_all
-from eventpub.spark.checkpoint import HANGING, Checkpoints
+from eventpub.spark.checkpoint import HANGING, Checkpoints, require_still_owner
 from eventpub.spark.monitor import Monitor
 from eventpub.spark.options import FIRST_BYTES, LEAST_BYTES, Publisher
 from eventpub.spark.session import (
@@ -90,6 +91,7 @@ class SparkPublisher(Run):
     _most_bytes = 0
     """Of the first batch of a checkpoint that replaces another; 0: none does."""
     _is_not_visible = False
+    _checkpoint: Publisher
 
     def run(self) -> Progress:
         require_java()
@@ -105,6 +107,8 @@ class SparkPublisher(Run):
         return super()._prepare()
 
     def _prepared(self) -> Prepared:
+        if self._most_bytes:  # only a start takes over from others
+            require_still_owner(self._config, self._checkpoint.query)
         prepared = super()._prepared()
         if self._is_not_visible:
             begin = prepared.start_state
@@ -139,13 +143,13 @@ class SparkPublisher(Run):
 
     def _prepare_again(self) -> Prepared | None:
         """To learn what was published meanwhile; waits while database or broker is away."""
-        wait = _FIRST_WAIT
+        wait, failures = _FIRST_WAIT, Failures(self._config)
         while True:
             try:
                 return self._prepare()
             except EventpubError as error:
-                if not error.retriable:
-                    raise
+                if (final := failures.of_shard(0, error, 1, time.monotonic())) is not None:
+                    raise final from error
                 log.warning("the start failed; trying again", error=str(error), wait=wait)
             until, wait = time.monotonic() + wait, min(2 * wait, _LONGEST_WAIT)
             while time.monotonic() < until:
@@ -194,7 +198,7 @@ class Query:
     def __exit__(self, *_: object) -> None:
         self._is_left = True
         self._stop_query()
-        self._spark.end()
+        self._spark.end(kills=self._stopping is not None and self._stopping.is_alive())
         self.monitor.close()
         self._pages.end()
         if self._is_taken_over:
@@ -299,7 +303,7 @@ class Query:
         if self._stopping is not None:  # Spark refuses a second query of the same name
             self._stopping.join(_STOPS_AT_LAST)
             if self._stopping.is_alive():
-                self._spark.end()
+                self._spark.end(kills=True)
             self._stopping = None
         if self._is_left:  # Spark may be the next query's by now
             return

@@ -13,9 +13,11 @@ from eventpub.errors import SinkError, StoreError
 from eventpub.sources.base import NewRow
 from tests.coordinator.life import (
     NOW,
+    Life,
     at,
     begin,
     counted_with,
+    layout,
     some_rows,
     streaming,
 )
@@ -69,21 +71,37 @@ class TestWhatIsWatched:
         [line] = life.lines("store.rows_in_past")
         assert "or GRANT PROCESS" in line.facts["fix"]
 
-    def test_where_they_keep_coming_the_publisher_stops(self) -> None:
-        life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
-        number = 11
-        for _ in range(12):
+    @staticmethod
+    def _keeps_getting_rows_of_the_past(life: Life, seconds: int, first: int = 11) -> None:
+        for number in range(first, first + seconds):
             life.waits(1.1)
             rows = [NewRow(number, life.database - at(3_600)), NewRow(9, NOW - at(1))]
             life.on(e.Sampled(rows, 0))
             if life.all(e.Sample)[-1].above is not None and not life.is_ending():
                 life.on(e.Sampled(rows, 0, life.all(e.Sample)[-1].above))
-            number += 1
-            if life.is_ending():
-                break
+
+    def test_where_they_keep_coming_the_publisher_stops(self) -> None:
+        life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
+        life.on(e.TableChecked(layout()))
+        looked = len(life.all(e.CheckTable))
+        self._keeps_getting_rows_of_the_past(life, 12)
+        assert not life.is_ending(), "the table is looked at first"
+        assert len(life.all(e.CheckTable)) == looked + 1
+        life.on(e.TableChecked(layout()))
+        self._keeps_getting_rows_of_the_past(life, 1, first=30)
         error = life.outcome()
         assert error is not None
         assert error.code == "store.rows_in_past"
+
+    def test_a_server_with_another_zone_than_the_one_before_does_not_stop_it(self) -> None:
+        """With a DATETIME, what its writers write looked an hour old, and was 56 s later read
+        right."""
+        life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
+        life.on(e.TableChecked(layout()))
+        self._keeps_getting_rows_of_the_past(life, 12)
+        life.on(e.TableChecked(layout(unit=1000)))
+        self._keeps_getting_rows_of_the_past(life, 1, first=30)
+        assert not life.is_ending()
 
     def test_rows_of_the_future_are_said_while_they_last(self) -> None:
         life, _ = streaming()

@@ -52,6 +52,26 @@ def test_rows_that_keep_being_born_in_the_past_stop_the_publisher() -> None:
     assert "store.time_zone" not in str(error.suggestion), "a TIMESTAMP is read in UTC"
 
 
+def test_a_transaction_that_commits_late_has_ids_below_those_that_are_known() -> None:
+    watch = Watch()
+    watch.second(0, 0)
+    began = watch.now
+    late = NewRow(3, began)  # given out before the transaction of row 4 began
+    watch.rows += [late, NewRow(4, began + SECOND)]
+    hidden = [row for row in watch.rows if row is not late]
+    for minute in (1, 6):
+        watch.now = began + minute * 60 * SECOND
+        watch.newest.sample(watch.now, watch.now - SECOND, hidden[::-1], ())
+    watch.second()
+    assert watch.found == [3], "once"
+    watch.second()
+    assert watch.found == [3]
+    del watch.rows[-1]  # a row that was too low for a sample is not new
+    watch.second()
+    assert watch.found == [3]
+    assert not watch.newest.trips
+
+
 def test_beside_writers_of_the_right_zone_they_do_as_well() -> None:
     watch = Watch()
     for _ in range(12):

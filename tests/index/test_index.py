@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import uuid
 from contextlib import suppress
@@ -669,6 +670,21 @@ def test_a_dead_letter_below_the_first_version_leaves_what_was_skipped(tmp_path:
         fold(index, {}, {}, {("orders.events.dead", 2): 1}, 300, refused={"a": [0]})
         known = index.known(["a"])
         assert (known.skipped, known.refused) == ({"a": [(4, 5)]}, {"a": [0]})
+
+
+def test_what_was_taken_over_survives_a_power_failure(tmp_path: Path) -> None:
+    """The former indexes are removed then, and a topic cut by retention does not say it again."""
+    with Index(tmp_path / "0", IDENTITY) as index:
+        index.begin(baseline=7)
+        index.record(decided(last={"a": 3}), {}, position=77)
+    with Index(tmp_path / "new", IDENTITY) as index:
+        move(index, [tmp_path / "0"], lambda _: True, [], None)
+        shutil.copytree(tmp_path / "new", tmp_path / "after")
+    for log in (tmp_path / "after").glob("*.log"):
+        log.write_bytes(b"")
+    with Index(tmp_path / "after", IDENTITY) as index:
+        assert not index.is_new
+        assert index.known(["a"]).last == {"a": 3}
 
 
 def test_an_index_of_an_earlier_state_is_not_taken_over(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ class Database:
     def __init__(self) -> None:
         self.data: dict[bytes, bytes] = {}
         self.history: list[dict[bytes, bytes]] = []
+        self.durable = 0  # of these writes
         self.locked = False
 
 
@@ -57,7 +58,7 @@ class Disk:
         for database in self.databases.values():
             database.locked = False
         for at in {at for at, _ in self.databases}:
-            self.set_back(at, writes)
+            self.set_back(at, writes, is_power_loss=True)
 
     def forget(self, name: str, is_cut: bool) -> None:
         """A file is gone; or it keeps its name, and is empty."""
@@ -67,13 +68,16 @@ class Disk:
             if not is_cut:
                 del files[name]
 
-    def set_back(self, executor: int, writes: int) -> None:
+    def set_back(self, executor: int, writes: int, *, is_power_loss: bool = False) -> None:
         """Put older copies in the place of an executor's directories."""
         for (at, _), database in self.databases.items():
             if at == executor and not database.locked and database.history:
                 kept = max(0, len(database.history) - writes)
-                database.data = database.history[kept] if kept < len(database.history) else {}
+                kept = max(kept, database.durable) if is_power_loss else kept
+                if kept < len(database.history):
+                    database.data = database.history[kept]
                 del database.history[kept:]
+                database.durable = min(database.durable, kept)
 
 
 class WriteBatch:
@@ -165,6 +169,10 @@ class Rdict:
     def iter(self) -> Items:
         """As there."""
         return Items(self._database.data)
+
+    def flush(self) -> None:
+        """As there: all writes are durable."""
+        self._database.durable = len(self._database.history)
 
     def write(self, batch: WriteBatch) -> None:
         """As there."""

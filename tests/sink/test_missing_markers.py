@@ -236,7 +236,7 @@ def test_what_is_not_ours_to_end_is_named(
 def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_checkpoint(
     own_broker: OwnBroker, sink: config.Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eventpub.sink.markers._OPEN_FOR", 1.0)
+    monkeypatch.setattr("eventpub.sink.markers.unnoticed_for", lambda _: 1.0)
     clients = Clients(sink)
     batches = numbered.NumberedSink(clients, APP)
     batches.take("q1", WHOLE.partitions)

@@ -120,6 +120,15 @@ class TestJournals:
         assert damaged.value.code == "state.journal_damaged"
 
 
+def test_first_bytes_are_those_of_an_object_however_short(tmp_path: Path) -> None:
+    place = Place(str(tmp_path))
+    for size in (0, 3, 8, 20 << 20):
+        place.create(f"q/{size}", bytes(size))
+        assert place.read(f"q/{size}", 8) == bytes(min(8, size))
+        assert place.read(f"q/{size}") == bytes(size)
+    assert place.read("q/none", 8) is None
+
+
 def test_an_index_is_fetched_from_the_newest_snapshot_that_is_not_too_new(tmp_path: Path) -> None:
     place = Place(str(tmp_path / "place"))
     snapshots, journals = Snapshots(place, "q", 0), Journals(place, "q")

@@ -47,9 +47,10 @@ from eventpub.sink.client import Clients
 from eventpub.sink.markers import Markers
 from eventpub.sink.records import SOURCE
 from eventpub.sink.topics import list_offsets
-from eventpub.sink.transaction import TransactionWriter, transactional_id
+from eventpub.sink.transaction import TransactionWriter, fence_all, transactional_id
 from eventpub.spark import SourceError, monitor, sink_task
 from eventpub.spark import rows as of_spark
+from eventpub.spark.checkpoint import require_still_owner
 from eventpub.spark.monitor import TopicWatch
 from eventpub.spark.options import SinkOptions, sink_options
 from eventpub.spark.sink import EventpubSink, Published, Writer
@@ -382,6 +383,38 @@ def test_two_queries_of_one_id_with_two_topics_lose_and_repeat_nothing(
         assert sorted(found) == [(key, n) for key in "ab" for n in range(1, 16)]
 
 
+def test_a_task_that_commits_while_its_query_is_taken_over_does_not_get_the_id_back(
+    sink: Task, kafka_server: Kafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the marker of the new owner and the fence; the new owner stopped, not the old."""
+    sink.write(0, [event("a", 1)])
+    written: list[Any] = []
+
+    def fence_later(*arguments: Any) -> None:
+        if not written:
+            written.append(None)
+            with patch.object(Markers, "number_of", lambda *_: 0):  # it has looked before
+                assert sink.write(1, [event("a", 2)]).is_new
+        fence_all(*arguments)
+
+    monkeypatch.setattr(numbered, "fence_all", fence_later)
+    options = sink_options(sink.options)
+    successor = numbered.NumberedSink(Clients(options.sink), options.id)
+    successor.take("threads-1", 4)
+    assert written
+    assert successor.owner() == ("threads-1", -1)
+    numbered.require_owner(Clients(options.sink), options.id, "threads-1")
+    assert sink.refused(2, [event("a", 3)]).code == "sink.other_query"
+    assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2)]
+    # nor does a publisher that replaces its checkpoint meanwhile take the id back
+    app: Any = SimpleNamespace(id=options.id)
+    config: Any = SimpleNamespace(app=app, sink=options.sink)
+    require_still_owner(config, "threads-1")
+    with pytest.raises(SinkError) as found:
+        require_still_owner(config, "q1")
+    assert found.value.code == "sink.other_query"
+
+
 def test_another_query_with_the_same_id_is_refused_and_may_follow_by_name(
     sink: Task, kafka_server: Kafka, topic_name: str
 ) -> None:
@@ -464,7 +497,7 @@ def test_markers_that_stay_hidden_fail_the_task(
     sink.write(0, [event("a", 1)])
     options = sink_options(sink.options)
     markers = markers_of(options)
-    monkeypatch.setattr("eventpub.sink.markers._OPEN_FOR", 0.5)
+    monkeypatch.setattr("eventpub.sink.markers.unnoticed_for", lambda _: 0.5)
     with held(kafka_server, markers.place, options.id):
         error = sink.refused(1, [event("a", 2)])
     assert (error.code, error.retriable) == ("sink.hanging_transaction", True)

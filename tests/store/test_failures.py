@@ -51,3 +51,23 @@ def test_a_login_without_a_password_is_told_that_none_is_set() -> None:
         "no password is set: set EVENTPUB_STORE__PASSWORD, store.password or"
     )
     assert "no password is set" not in fixes[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "is_retriable"),
+    [
+        (1030, "Got error 28 - 'No space left on device' from storage engine", True),
+        (3, "Error writing file '/tmp/MY3' (OS errno 28 - No space left on device)", True),
+        (1114, "The table '/tmp/#sql1_2' is full", True),
+        (1105, "target: shop.0.primary: vttablet: rpc error: code = Unavailable", True),
+        (1105, "Unknown error", False),
+        (1064, "You have an error in your SQL syntax", False),
+    ],
+)
+def test_a_server_short_of_something_is_waited_for(
+    number: int, said: str, is_retriable: bool
+) -> None:
+    """A full tmpdir for some minutes ended the publisher after one."""
+    error = store_error(pymysql.err.OperationalError(number, said))
+    assert error.code == "store.query_failed"
+    assert error.retriable == is_retriable
