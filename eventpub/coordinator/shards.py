@@ -172,7 +172,11 @@ _SIGHTINGS = {"sink.fenced": 10, "sink.own_request_late": 1}
 _MOST_SIGHTINGS = 30
 _SIGHTINGS_WITHIN = 3600.0
 """Stop when a shard was fenced three times within an hour; thirty times if it may be its own late
-request. A frozen process causes one; two publishers of one id with little to do, one in minutes."""
+request. A frozen process causes one, and twice as many count for it once it wakes; two publishers
+of one id with little to do cause one in minutes."""
+
+FROZEN_AFTER = 10.0
+"""Seconds without an event in a loop that has one each second."""
 
 _ROTATED_WITHIN = 120.0
 """Seconds for a new password or certificate to reach its file: in Kubernetes up to 90."""
@@ -199,6 +203,11 @@ class Failures:
         self._well_since: float | None = None
         self._wrong_since: dict[str, float] = {}
         self._sightings: dict[int, list[float]] = {}
+        self._woke_at = float("-inf")
+
+    def woke(self, now: float) -> None:
+        """The process was frozen: another publisher may have taken over, and is not to stop."""
+        self._woke_at = now
 
     def is_well(self, shard: int, now: float, *, has_progressed: bool) -> None:
         if self._well_since is None:
@@ -244,14 +253,15 @@ class Failures:
             return None
         before = self._sightings.get(shard, [])
         recent = [seen for seen in before if now - seen < _SIGHTINGS_WITHIN]
-        recent += [now] * _SIGHTINGS[error.code]
+        was_away = now - self._woke_at < _TAKEOVER
+        recent += [now] * (_SIGHTINGS[error.code] << was_away)
         self._sightings[shard] = recent
         if len(recent) < _MOST_SIGHTINGS:
             return None
         return SinkError(
             "sink.fenced",
-            "another publisher with the same app.id is publishing to this topic; nothing "
-            "was lost or repeated, and this one, the older, stops",
+            "another publisher with the same app.id is publishing to this topic; nothing was lost"
+            " or repeated, and this one stops",
             where=f"app.id = {self._config.app.id}, topic {self._config.sink.topic}",
             suggestion="let only one publisher run for an app.id",
         )

@@ -16,7 +16,7 @@ from eventpub.coordinator.health import HERE, STALLED_AFTER, Health, NamedCheck,
 from eventpub.coordinator.position import DurableState, StartState
 from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
 from eventpub.coordinator.requests import Pauses, Requests
-from eventpub.coordinator.shards import Failures, Shard, has_got_on
+from eventpub.coordinator.shards import FROZEN_AFTER, Failures, Shard, has_got_on
 from eventpub.log import dropped
 
 _OUTCOMES: dict[type[e.Event], type[e.Command]] = {
@@ -81,6 +81,8 @@ class Overview:
         if self.seen_at < 0:
             self.lag.begin(now)
             self.rate.add(now, 0)
+        elif now - self.seen_at > FROZEN_AFTER:
+            self.failures.woke(now)
         self.seen_at = now
         self.health.observe(event, now)
         for name, seconds in self.health.take_recovered():

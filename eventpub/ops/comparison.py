@@ -20,6 +20,8 @@ from eventpub.ops.topic import DEAD, DIVERTED, EVENT, FAULTS, FOREIGN, GAP, LATE
 
 MOST_LOOKED_UP = 10_000
 """Most differing events that are looked up again in the store."""
+_MOST_HELD = 200_000
+"""Most missing events of which those that wait for another one are told apart, in memory."""
 
 LookUp = Callable[[Sequence[tuple[str, int]]], Collection[tuple[str, int]]]
 """Returns those of the given events that are in the store now, whatever their time."""
@@ -288,7 +290,10 @@ class Comparison:
                 " FROM absent WHERE why = 'skipped'",
             )
         held: list[tuple[str, int, int, str]] = []
-        if 0 < counts.get("missing", 0) <= MOST_LOOKED_UP:
+        if counts.get("missing", 0) > _MOST_HELD:
+            text = f"more than {_MOST_HELD:,} events are missing; some may only be held"
+            self._verdict.notes.append(text)
+        elif counts.get("missing", 0):
             held = self._held(self._run(_AWAITED))
             self._find_rows("held", held)
         self._find(

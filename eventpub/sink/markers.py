@@ -107,7 +107,10 @@ def place_of(markers: str, id_: str, partitions: int) -> PartitionId:
 
 
 class Markers:
-    """The markers of one id, taken over from `after_query` if set; creates a missing topic."""
+    """The markers of one id, taken over from `after_query` if set; creates a missing topic.
+
+    `is_publisher`: the query is a publisher's, which has taken the id.
+    """
 
     def __init__(
         self,
@@ -116,21 +119,24 @@ class Markers:
         topic: str,
         partitions: int | None,
         after_query: str = "",
+        *,
+        is_publisher: bool = False,
     ) -> None:
         self._clients, self._id, self._after_query = clients, id_, after_query
+        self._is_publisher = is_publisher
         number = partitions or create(clients, [topic], _PARTITIONS, policy="compact")[topic]
         self.place = place_of(topic, id_, number)
 
-    def back_to(self, query: str, batch: int) -> list[Marker]:
+    def back_to(self, query: str, batch: int, *, waits: bool = True) -> list[Marker]:
         """This id's markers back to the previous batch or another query's, the last first.
 
-        A task that published nothing has no marker, so a batch may have none.
+        Unless it `waits` for open transactions, one that hides markers is hanging. A task that published nothing has no marker, so a batch may have none.
 
         Raises:
             SinkError: sink.hanging_transaction, ….
         """
         end = list_offsets(self._clients, [self.place], "latest")[self.place]
-        open_for = unnoticed_for(self._clients.sink)
+        open_for = unnoticed_for(self._clients.sink) if waits else 0.0
         if held := open_below(self._clients, {self.place: end}, open_for):
             raise hanging(self._clients.sink, self.place, held[self.place], end, open_for)
         low, count = 0, _READ_AT_FIRST
@@ -238,7 +244,7 @@ class Markers:
         if not markers:
             return
         owner, published = markers[0][1]["query"], markers[0][1]["batch"]
-        if owner != query and batch:
+        if owner != query and (batch or self._is_publisher):
             self.refuse(
                 "sink.other_query",
                 f"another publisher (query {owner}) has taken over this id; nothing was lost or"

@@ -130,7 +130,12 @@ class NumberedSink:
     def markers(self) -> Markers:
         topic = markers_of(self._sink)
         return Markers(
-            self._clients, self._id, topic, self.partitions.get(topic), self._after_query
+            self._clients,
+            self._id,
+            topic,
+            self.partitions.get(topic),
+            self._after_query,
+            is_publisher=bool(self._at_start),
         )
 
     def publish(self, numbered: Numbered, parts: Parts) -> Outcome:
@@ -208,8 +213,8 @@ class NumberedSink:
 
     def _try(self, numbered: Numbered, parts: Parts, refusals: Refusals) -> Outcome:
         task, before = numbered.task, (numbered.query, numbered.batch)
-        if numbered.batch == 0:  # before any producer of another query is fenced
-            self.markers.number_of(numbered, parts, self.markers.back_to(*before))
+        if numbered.batch == 0 or numbered.is_repeated:  # before another query is fenced
+            self._require_turn(numbered, parts)
         number = task
         while True:
             if numbered.is_repeated and not self._at_start:
@@ -233,6 +238,15 @@ class NumberedSink:
                         numbered, parts, refusals, number=number, writer=writer, markers=markers
                     )
             number = to
+
+    def _require_turn(self, numbered: Numbered, parts: Parts) -> None:
+        try:
+            markers = self.markers.back_to(numbered.query, numbered.batch, waits=False)
+        except SinkError as error:  # an earlier attempt of this task may have left one open
+            if error.code != "sink.hanging_transaction":
+                raise
+        else:
+            self.markers.number_of(numbered, parts, markers)
 
     def _publish(  # noqa: PLR0913 (by keyword)
         self,
