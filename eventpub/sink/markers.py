@@ -112,7 +112,7 @@ class Markers:
     `is_publisher`: the query is a publisher's, which has taken the id.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (whose, and where)
         self,
         clients: Clients,
         id_: str,
@@ -130,7 +130,8 @@ class Markers:
     def back_to(self, query: str, batch: int, *, waits: bool = True) -> list[Marker]:
         """This id's markers back to the previous batch or another query's, the last first.
 
-        Unless it `waits` for open transactions, one that hides markers is hanging. A task that published nothing has no marker, so a batch may have none.
+        Unless it `waits` for open transactions, one that hides markers is hanging. A task that
+        published nothing has no marker, so a batch may have none.
 
         Raises:
             SinkError: sink.hanging_transaction, ….
