@@ -191,6 +191,7 @@ class Report:
         latency, latency_sum: ages of events at commit, by `LATENCY_BOUNDS`; their sum in s.
         oldest: `create_time` of the oldest published event, of a micro-batch; None: it has none.
         rows_in: the last micro-batch with rows to publish, up to this one; 0: none.
+        journal, follows: random names of a micro-batch's journal and of the one before.
         index_bytes: None: not measured this time.
     """
 
@@ -229,6 +230,8 @@ class Report:
     latency_sum: float = 0.0
     oldest: int | None = None
     rows_in: int = 0
+    journal: str = ""
+    follows: str = ""
     index_bytes: int | None = None
 
 

@@ -5,11 +5,12 @@ RocksDB's lock ensures that one task at a time has a shard's index open.
 """
 
 from eventpub.index.database import Changes, Storage
-from eventpub.index.facts import of_another
+from eventpub.index.facts import Facts, of_another
 from eventpub.index.index import Index, Pending, Summary, folder_for, glance, summary
 
 __all__ = [
     "Changes",
+    "Facts",
     "Index",
     "Pending",
     "Storage",

@@ -68,7 +68,7 @@ class Facts:
         has_skips, has_refusals, has_rewrites: whether any aggregate may have some.
         dead_run: dead letters since the last published event.
         chunk_bytes: initial transaction size, since larger ones took too long.
-        batch: the last one, where batches have journals.
+        batch, journal: the last one, where batches have journals, and its journal's name.
     """
 
     is_new: bool = True
@@ -92,6 +92,7 @@ class Facts:
     dead_run: int = 0
     chunk_bytes: int | None = None
     batch: int | None = None
+    journal: str = ""
 
 
 _NAMED = {each.name for each in fields(Facts)} - {"is_new"}

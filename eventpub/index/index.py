@@ -66,9 +66,9 @@ class Index(Aggregates):
             would make this topic lose events.
         adopts: whether an index of another identity may become this one.
         lock_timeout: seconds to wait for the lock; a killed worker may need a moment to exit.
-        redo: for batches with journals: takes the last batch in the index, yields the changes of
-            those after it. Writes then stay in memory until `flush`: the index must not contain a
-            batch without a journal.
+        redo: for batches with journals: takes what the index knows, yields the changes of the
+            batches after its last. Writes then stay in memory until `flush`: the index must not
+            contain a batch without a journal.
 
     Raises:
         StateError: index.locked, index.newer_format, state.foreign, index.corrupt, index.disk_full.
@@ -81,7 +81,7 @@ class Index(Aggregates):
         *,
         adopts: Callable[[Mapping[str, Any]], bool] = lambda _: False,
         lock_timeout: float = 10.0,
-        redo: Callable[[int | None], Iterable[Changes]] | None = None,
+        redo: Callable[[Facts], Iterable[Changes]] | None = None,
         storage: Storage = ROCKSDB,
     ) -> None:
         self.directory = directory
@@ -89,7 +89,7 @@ class Index(Aggregates):
         try:
             require_known_format(database.items(IDENTITY), directory)
             if redo is not None:
-                for changes in redo(read_facts(database.items).batch):
+                for changes in redo(read_facts(database.items)):
                     database.apply(changes)
             super().__init__(database)
             self._require(identity, adopts)
@@ -125,9 +125,9 @@ class Index(Aggregates):
         """See `Database.copy_to`."""
         self._db.copy_to(folder)
 
-    def end_batch(self, number: int) -> Changes:
+    def end_batch(self, number: int, journal: str) -> Changes:
         """Record a complete batch; returns the changes since `redo`, for its journal."""
-        self.note(batch=number)
+        self.note(batch=number, journal=journal)
         assert isinstance(self._db, Overlay)
         return self._db.changes
 

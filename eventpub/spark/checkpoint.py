@@ -46,6 +46,7 @@ class Checkpoints:
         config, begin = self._config, self._prepared.start_state
         location = _location(config, self._state)
         known = self._state.read(self._state.query_file) or {}
+        next(Place(location).names("checkpoint"), None)  # an unusable one is not tried for ever
         belongs = {
             "engine": "spark",
             "location": location,

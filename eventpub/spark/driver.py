@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from eventpub.channel import Request
+from eventpub.channel import Report, Request
 from eventpub.coordinator.events import Command, Log
 from eventpub.coordinator.progress import Progress
 from eventpub.errors import EventpubError, StateError, StoreError
@@ -62,6 +62,14 @@ class Observed:
                 getattr(log, command.level)(command.text, **command.facts)
             else:
                 self._lines.append((command.level, command.text, dict(command.facts)))
+
+    def decided(self, report: Report) -> None:
+        """Log what a user's query does not yield; a publisher's monitor does so itself."""
+        if self._put is None:
+            for row in report.dead:
+                log.warning('row refused; with rows = "all" it is yielded', **row)
+            for gap in report.skipped:
+                log.warning('gap skipped; with rows = "all" it is yielded', **gap)
 
     def mark(self, check: str, message: str) -> None:
         """Set a check to "warn" with this message, or to ok if it is empty."""
@@ -192,7 +200,6 @@ class Driver:
         """One task per shard; raises state.foreign if a repeated batch had other options."""
         plan = Plan.from_offset(end)
         layout = self._waited(lambda: self._layout_for(plan))
-        self._begun = plan.batch
         return [Part(plan, n, layout) for n in range(self.options.config.run.shards)]
 
     def _layout_for(self, plan: Plan) -> Layout:

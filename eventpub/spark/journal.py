@@ -30,7 +30,7 @@ from eventpub.admission.model import values
 from eventpub.channel import Report, Request, fields_of, report_of
 from eventpub.errors import StateError
 from eventpub.failpoint import failpoint
-from eventpub.index import Changes, Index, Pending, folder_for
+from eventpub.index import Changes, Facts, Index, Pending, folder_for
 from eventpub.spark.options import Plan
 from eventpub.spark.place import Place
 
@@ -115,12 +115,15 @@ class Journals:
         found = zip(values(changes, "key"), values(changes, "value"), strict=True)
         return Journal(head["report"], keys, dict(found))
 
-    def changes(self, shard: int, after: int, upto: int) -> Iterator[Changes]:
-        """Changes of batches ``after < batch <= upto``; raises state.journal_missing."""
-        for batch in range(after + 1, upto + 1):
+    def changes(self, shard: int, known: Facts, upto: int) -> Iterator[Changes]:
+        """Changes of the batches after what an index knows; raises state.journal_missing, also for
+        an index that these journals do not follow."""
+        before = known.journal
+        for batch in range((known.batch or 0) + 1, upto + 1):
             journal = self.read(batch, shard)
-            if journal is None:
+            if journal is None or journal.report.follows != before:
                 raise self.missing(batch)
+            before = journal.report.journal
             yield journal.changes
 
     def report(self, plan: Plan, shard: int, *, may_be_unread: bool) -> Report:
@@ -146,6 +149,8 @@ class Journals:
                     done=plan.batch,
                     compared=plan.comparison,
                     unfinished=[*plan.buckets],
+                    journal=was.journal,
+                    follows=was.journal,
                     **{name: getattr(was, name) for name in names},
                 )
                 self.create(plan.batch, shard, Journal(report, KEYS.empty_table(), {}))
@@ -290,8 +295,8 @@ class Snapshots:
                     suggestion="run the command while the publisher runs and publishes",
                 )
 
-            def redo(known: int | None) -> Iterator[Changes]:
-                return journals.changes(self._shard, known or 0, upto)
+            def redo(known: Facts) -> Iterator[Changes]:
+                return journals.changes(self._shard, known, upto)
 
             with Index(copy, {}, adopts=lambda _: True, redo=redo) as index:
                 return index.pending(request.most, request.about)

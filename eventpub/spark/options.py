@@ -19,12 +19,14 @@ from eventpub.config import Config, Gaps, Read, Recount, Sink, Store
 from eventpub.errors import ConfigError, StateError
 from eventpub.times import parse_time
 
-_SECTIONS: dict[str, Any] = {"store": Store, "read": Read, "gaps": Gaps, "recount": Recount}
+_SECTIONS: dict[str, Any] = {
+    **{"store": Store, "read": Read, "gaps": Gaps, "recount": Recount, "sink": Sink},
+}
 _SECTION_OF = {
     key: section
     for section, model in _SECTIONS.items()
     for key in model.model_fields
-    if key != "columns"
+    if key != "columns" and (section != "sink" or key == "dead_limit")
 }
 _SINK_KEYS = (
     "create_topics", "partitions", "replication_factor", "dead_limit", "transaction_timeout",
@@ -37,7 +39,7 @@ _REQUIRED = {
     "kafka.bootstrap.servers": "set it to the brokers, host:port, with commas between",
 }
 
-_TUPLES = ("buckets", "requests", "answered", "rows_in")
+_TUPLES = ("buckets", "requests", "answered", "rows_in", "journals")
 """Fields of a plan that JSON has as lists."""
 
 LEAST_BYTES, FIRST_BYTES = 1 << 20, 8 << 20
@@ -80,7 +82,7 @@ class Plan:
         read_as: see `Layout.read_as`; "": unknown.
         most_bytes: after so many bytes of rows a task leaves the rest of its window to the next
             batch.
-        rows_in: by shard, see `channel.Report`, of the batch before.
+        rows_in, journals: by shard, see `channel.Report`, of the batch before.
         snapshot: the shards keep snapshots of their indexes.
         requests: by the fields of `channel.Request`.
         answered: ids of recent requests, not to be repeated.
@@ -103,6 +105,7 @@ class Plan:
     read_as: str = ""
     most_bytes: int = FIRST_BYTES
     rows_in: tuple[int, ...] = ()
+    journals: tuple[str, ...] = ()
     snapshot: bool = False
     requests: tuple[dict[str, Any], ...] = ()
     answered: tuple[str, ...] = ()
@@ -215,7 +218,7 @@ def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> Sourc
         sections[_SECTION_OF[name]][name] = found[name]
     if columns:
         sections["store"]["columns"] = columns
-    fixed = {"app": {"id": "eventstore"}, "sink": {"topic": "journal"}}
+    fixed = {"app": {"id": "eventstore"}, "sink": {**sections["sink"], "topic": "journal"}}
     config = _validated(Config, {**sections, **fixed, "run": {"shards": own.shards}})
     partitions = own.partitions or own.shards
     if partitions < own.shards:

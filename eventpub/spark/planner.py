@@ -221,6 +221,7 @@ class Planner:
             read_as=self.layout.read_as,
             most_bytes=most_bytes,
             rows_in=tuple(report.rows_in for report in self._reports),
+            journals=tuple(report.journal for report in self._reports),
             snapshot=snapshot,
             requests=tuple(asdict(request) for request in requests),
             answered=tuple(answered[-_KEPT_ANSWERED:]),
@@ -259,6 +260,7 @@ class Planner:
             self._taken = last.batch
             for report in self._reports:
                 self._recounting.account(report)
+                self._observed.decided(report)
             self._recounting.compared(self._reports)
         return self._recounting
 

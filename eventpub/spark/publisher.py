@@ -73,7 +73,6 @@ _OF_THE_CHECKPOINT = {
     "state.journal_missing",
     "state.journal_damaged",
     "state.not_shared",
-    "state.ahead",
     "state.checkpoint_version",
     "store.rows_gone",
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ from eventpub.channel import (
 )
 from eventpub.errors import StateError, StoreError
 from eventpub.failpoint import failpoint
-from eventpub.index import Changes, Index, folder_for
+from eventpub.index import Changes, Facts, Index, folder_for
 from eventpub.shard.assignment import Assignment, real_parts
 from eventpub.shard.context import PublishingContext, ShardContext
 from eventpub.shard.folding import Fold
@@ -128,6 +129,7 @@ class Task:
         self._number = part.shard
         self._layout = part.layout
         self._rows_in = part.plan.rows_in[part.shard] if part.plan.rows_in else 0
+        self._follows = part.plan.journals[part.shard] if part.plan.journals else ""
         self._parts = real_parts(options.config)
         self._folder = options.state_dir / "query" / part.plan.query / str(part.shard)
 
@@ -161,10 +163,11 @@ class Task:
         try:
             yield from self._replay() or self._decide()
         except StateError as error:
-            if error.code in {"state.ahead", "index.locked"} and (rows := self._replay()):
+            if error.code in {"state.journal_missing", "index.locked"} and (rows := self._replay()):
                 yield from rows  # another attempt on this machine was faster
                 return
-            # journals missed by a long absent executor may have been pruned
+            # journals missed by a long absent executor may have been pruned; or the index is of
+            # another history: of a checkpoint and state that were copied or restored
             is_old = error.code == "state.journal_missing" and had_index
             if error.code == "index.corrupt" or is_old:
                 # at once, or what is left counts as an index; the next attempt uses a snapshot
@@ -220,8 +223,9 @@ class Task:
             oldest = pc.min(published).as_py()
             rows_in = plan.batch if keys.num_rows else self._rows_in
             report = replace(report, buckets=counts, done=plan.batch, took=took)
-            report = replace(report, oldest=oldest, rows_in=rows_in)
-            journal = Journal(report, keys, index.end_batch(plan.batch))
+            report = replace(report, oldest=oldest, rows_in=rows_in, follows=index.journal)
+            report = replace(report, journal=secrets.token_hex(8))
+            journal = Journal(report, keys, index.end_batch(plan.batch, report.journal))
             failpoint("before_journal")
             if self._journals.create(plan.batch, self._number, journal):
                 failpoint("after_journal")
@@ -243,18 +247,11 @@ class Task:
                 retriable=True,
             )
 
-    def _redo(self, known: int | None) -> Iterator[Changes]:
-        last = self._plan.batch - 1
-        if (known or 0) > last:
-            raise StateError(
-                "state.ahead",
-                f"the index of shard {self._number} contains batch {known}, but the checkpoint is"
-                f" only at batch {last}",
-                where=str(self._folder),
-                suggestion="if the checkpoint was restored from a backup, restore the state that"
-                " was saved with it; or start with a new checkpoint and a new state",
-            )
-        return self._journals.changes(self._number, known or 0, last)
+    def _redo(self, known: Facts) -> Iterator[Changes]:
+        last, batch = self._plan.batch - 1, known.batch or 0
+        if batch > last or (batch == last and known.journal != self._follows):
+            raise self._journals.missing(batch)
+        return self._journals.changes(self._number, known, last)
 
     def _step(self, context: JournaledContext) -> Iterator[None]:
         """The step in parts: take what was decided after each."""
@@ -320,6 +317,8 @@ class Task:
         return self._replayed(journal.keys)
 
     def _replayed(self, keys: pa.Table) -> Iterator[pa.RecordBatch]:
+        if self._options.publisher is None and not self._options.all_rows:
+            keys = keys.filter(are("event", keys))  # the others may be gone
         with EventStore(self._options.config.store, self._layout) as store:
             for begin in range(0, keys.num_rows, _REPLAYED_ROWS):
                 some = keys.slice(begin, _REPLAYED_ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from eventpub.channel import Report
 from eventpub.errors import StateError
-from eventpub.index import Index
+from eventpub.index import Facts, Index
 from eventpub.spark import journal as journal_of_spark
 from eventpub.spark.journal import KEYS, Journal, Journals, Snapshots, prune
 from eventpub.spark.place import Place
@@ -63,12 +64,16 @@ class TestJournals:
     def test_the_changes_of_batches_that_an_index_lacks(self, tmp_path: Path) -> None:
         journals = Journals(Place(str(tmp_path)), "q")
         for batch in (1, 2, 3):
-            journals.create(batch, 0, journal(0, v=str(batch).encode()))
-        assert [c[b"v"] for c in journals.changes(0, 1, 3)] == [b"2", b"3"]
-        journals.prune({0: 2})
-        with pytest.raises(StateError) as missing:
-            list(journals.changes(0, 1, 3))
-        assert missing.value.code == "state.journal_missing"
+            made = journal(0, v=str(batch).encode())
+            named = replace(made.report, journal=f"j{batch}", follows=f"j{batch - 1}")
+            journals.create(batch, 0, replace(made, report=named))
+        known = Facts(batch=1, journal="j1")
+        assert [c[b"v"] for c in journals.changes(0, known, 3)] == [b"2", b"3"]
+        for lacks in (replace(known, journal="of another history"), known):
+            with pytest.raises(StateError) as missing:
+                list(journals.changes(0, lacks, 3))
+            assert missing.value.code == "state.journal_missing"
+            journals.prune({0: 2})
 
     def test_a_head_may_be_longer_than_what_is_read_at_first(self, tmp_path: Path) -> None:
         journals = Journals(Place(str(tmp_path)), "q")
@@ -137,14 +142,14 @@ def test_an_index_is_fetched_from_the_newest_snapshot_that_is_not_too_new(tmp_pa
             if batch == 1:
                 index.begin(None)
             assert journals.create(batch, 0, journal(0))
-            index.end_batch(batch)
+            index.end_batch(batch, "")
             index.flush()
             snapshots.begin(index, batch).join()
     assert snapshots.fetch(tmp_path / "new", 3) == 3
     seen: list[int | None] = []
 
-    def redo(batch: int | None) -> tuple[()]:
-        seen.append(batch)
+    def redo(known: Facts) -> tuple[()]:
+        seen.append(known.batch)
         return ()
 
     with Index(tmp_path / "new", {}, redo=redo) as index:

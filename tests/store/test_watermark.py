@@ -55,6 +55,12 @@ def test_the_poll_before_a_transaction_showed_is_as_far_as_anybody_can_see() -> 
     assert seen((10, []), (11, [tx(1, started=10)]), (12, [tx(1, started=10)])).upto == 10 * SECOND
 
 
+def test_after_a_long_pause_between_polls_its_start_is_as_far() -> None:
+    """A batch of a trigger of an hour ended where the one before had."""
+    found = seen((10, []), (3610, [tx(1, started=3609)]), max_wait=10)
+    assert found.upto == 3608 * SECOND
+
+
 def test_once_it_is_gone_the_watermark_moves_on() -> None:
     assert seen((10, []), (11, [tx(1, started=10)]), (12, [])).upto == 12 * SECOND
 
@@ -123,7 +129,7 @@ def test_what_was_read_while_nobody_could_see_is_told_at_the_end_of_what_was_ope
     found = seen((10, []), (11, [tx(1, started=10)]), max_wait=100)
     found.seen(20 * SECOND, [tx(1, started=10), tx(2, thread=2, started=15)], reached=19 * SECOND)
     found.seen(21 * SECOND, [], reached=19 * SECOND)
-    assert sorted(found.take_ended()) == [(10 * SECOND, 11 * SECOND), (11 * SECOND, 20 * SECOND)]
+    assert sorted(found.take_ended()) == [(10 * SECOND, 11 * SECOND), (14 * SECOND, 20 * SECOND)]
     found = seen((10, []), (11, [tx(1, started=10)]))
     found.seen(20 * SECOND, [], reached=19 * SECOND)
     assert found.take_ended() == [(10 * SECOND, 19 * SECOND)]

@@ -161,6 +161,8 @@ class OpenTransactions:
                 since = started = _EVER
         else:
             before = min(self.polled_at, started) if went_back else self.polled_at
+            if found.thread and started <= at:  # in whole seconds; polls may be an hour apart
+                before = max(before, started - SECOND)
             if found.statement is not None:
                 before = found.statement if found.is_waiting else min(before, found.statement)
             # between polls the clock may have gone back and forth
