@@ -124,6 +124,8 @@ class Hold:
         since: smallest `create_time` held; without an index, reading from here finds the hold
             again.
         catching_up: nothing is missing, there was more to fetch than fits in one batch.
+        missed_upto: the highest version read when the gap was first seen: what is missing below
+            was missed, and looked up, since then, too.
     """
 
     aggregate_id: str
@@ -134,6 +136,7 @@ class Hold:
     next_attempt: int
     since: int
     catching_up: bool = False
+    missed_upto: int = 0
 
 
 def numbers_of(names: list[str], known: Mapping[str, int], otherwise: int) -> np.ndarray:

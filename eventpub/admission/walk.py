@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +91,10 @@ class Walker:
         )
         if reachable < walk.seen:  # unread rows are held as well
             since = min(since, walk.since)
+        if hold is not None and not hold.catching_up and version <= reachable:
+            if hold.first_missing < version < hold.missed_upto:
+                counts.gaps_opened += 1
+                hold = replace(hold, first_missing=version)
         if hold is None or hold.first_missing != version or hold.catching_up:
             if version > reachable:
                 new = Hold(aggregate_id, version, walk.seen, now, 0, now, since, catching_up=True)
@@ -97,8 +102,10 @@ class Walker:
                 counts.gaps_opened += 1
                 due = rules.next_attempt(now, 0)
                 new = Hold(aggregate_id, version, walk.seen, now, 0, due, since)
+                new = replace(new, missed_upto=walk.seen)
             return new, None
-        requested = aggregate_id in self._batch.skip_now
+        is_shown = walk.hold is not None and version == walk.hold.first_missing
+        requested = is_shown and aggregate_id in self._batch.skip_now
         tried: Hold | None = None
         if version > reachable or (hold.next_attempt > now and not requested):
             tried = hold  # not looked up, or before its time: due as before
@@ -135,8 +142,8 @@ class Walker:
             counts.gaps_opened += at_once
             counts.gaps_filled += at_once
         elif version > hold.first_missing and not hold.catching_up:
-            skipped = gaps and gaps[-1].aggregate_id == walk.aggregate_id
-            counts.gaps_filled += not skipped
+            own = takewhile(lambda of: of.aggregate_id == walk.aggregate_id, reversed(gaps))
+            counts.gaps_filled += all(of.from_version != hold.first_missing for of in own)
         if gap is not None or hold is not None:
             self._batch.decision.holds[walk.aggregate_id] = gap
 

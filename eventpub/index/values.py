@@ -72,9 +72,9 @@ class BucketCounts:
         self._pruned_below = forget_below
 
 
-_PACKED = struct.Struct("<qqqiqq?")
+_PACKED = struct.Struct("<qqqiqq?q")
 """A hold without its aggregate, in field order."""
-_TIMES = struct.Struct("<28xqqx")
+_TIMES = struct.Struct("<28xqqx8x")
 """`next_attempt` and `since` of a packed hold."""
 
 
@@ -87,6 +87,7 @@ def packed_hold(hold: Hold) -> bytes:
         hold.next_attempt,
         hold.since,
         hold.catching_up,
+        hold.missed_upto,
     )
 
 
