@@ -91,10 +91,10 @@ class Walker:
         )
         if reachable < walk.seen:  # unread rows are held as well
             since = min(since, walk.since)
-        if hold is not None and not hold.catching_up and version <= reachable:
-            if hold.first_missing < version < hold.missed_upto:
-                counts.gaps_opened += 1
-                hold = replace(hold, first_missing=version)
+        is_asked = hold is not None and not hold.catching_up and version <= reachable
+        if hold and is_asked and hold.first_missing < version < hold.missed_upto:
+            counts.gaps_opened += 1
+            hold = replace(hold, first_missing=version)
         if hold is None or hold.first_missing != version or hold.catching_up:
             if version > reachable:
                 new = Hold(aggregate_id, version, walk.seen, now, 0, now, since, catching_up=True)
