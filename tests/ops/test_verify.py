@@ -448,9 +448,7 @@ def test_events_of_the_number_of_partitions_that_the_publisher_still_uses_are_as
     [done] = admin.create_partitions([NewPartitions(world.topic, PARTITIONS + 3)]).values()
     done.result()
     eventually(
-        lambda: (
-            len(admin.list_topics(world.topic).topics[world.topic].partitions) == PARTITIONS + 3
-        )
+        lambda: len(admin.list_topics(world.topic).topics[world.topic].partitions) == PARTITIONS + 3
     )
     world.publish(world.rows())
     assert verify(world.config, first=0).ok
