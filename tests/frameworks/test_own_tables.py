@@ -145,6 +145,20 @@ def test_a_sample_tells_that_versions_number_all_rows(
     assert init(database, tmp_path)
 
 
+@both
+def test_aggregates_that_lost_their_old_versions_are_published(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """No two had a version in common, so that `init` refused them."""
+    config = make(database)
+    insert(database, ("a", 101), ("a", 102), ("b", 40), ("b", 41), ("c", 7))
+    assert found(config)["versions"].message == "consecutive within each aggregate"
+    assert init(database, tmp_path)
+    database.execute("DELETE FROM events")
+    insert(database, ("a", 1), ("a", 2), ("b", 3), ("b", 4), ("c", 5))
+    assert found(config)["versions"].status == "wrong"
+
+
 def test_a_table_without_versions_is_told_that_it_cannot_be_published(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
