@@ -119,8 +119,13 @@ def _backlog(config: Config) -> list[Check]:
 
 
 def _state(config: Config) -> list[Check]:
-    from eventpub.publisher.prepare import require_known, require_own
+    from eventpub.publisher.prepare import find_start, require_own
     from eventpub.shard.assignment import real_parts
+    from eventpub.sources.mysql import EventStore
+
+    def now() -> int:
+        with EventStore(config.store, EventStore.discover(config.store)) as store:
+            return store.now()
 
     folder = config.app.state_dir
     checks = [state_dir(folder)]
@@ -131,9 +136,9 @@ def _state(config: Config) -> list[Check]:
         state.require_ours()
     try:
         require_own(config, state, real_parts(config))
-        require_known(config, state, real_parts(config))
-    except SinkError as error:
-        if not _CANNOT_BE_REACHED.match(error.code):  # other parts report it
+        find_start(config, state, real_parts(config), now)
+    except (SinkError, StoreError) as error:  # other parts report what cannot be reached, or read
+        if isinstance(error, SinkError) and not _CANNOT_BE_REACHED.match(error.code):
             raise
     damaged = state.damaged()
     if damaged:
