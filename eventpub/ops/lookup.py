@@ -127,7 +127,7 @@ class OwnTopics:
 
     Attributes:
         unread: partitions not read to their ends.
-        is_cut: retention has removed the event topic's records after `starts`.
+        is_cut: retention has removed the event topic's records after the last `starts`.
     """
 
     def __init__(self, config: Config, until: float = float("inf")) -> None:
@@ -148,7 +148,7 @@ class OwnTopics:
             starts = offsets_at(self.clients, places, since)
         events = [place for place in places if place[0] == self._sink.topic]
         lows = list_offsets(self.clients, events, "earliest")
-        self.is_cut |= any(0 < low >= starts[place] for place, low in lows.items())
+        self.is_cut = any(0 < low >= starts[place] for place, low in lows.items())
         return starts
 
     def read(
