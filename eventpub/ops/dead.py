@@ -18,7 +18,7 @@ from eventpub.admission.model import CONFLICT
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.ops.asking import ask_shards
-from eventpub.ops.lookup import Found, Key, OwnTopics, found_in
+from eventpub.ops.lookup import Found, Key, OwnTopics, found_in, require_utf8
 from eventpub.sink import records
 from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore
@@ -182,6 +182,7 @@ def publish(
         since: lower bound of its records' timestamps, ms; None: its creation time, as far back as
             retention has left the topic.
     """
+    require_utf8(aggregate_id)
     key = (aggregate_id, version)
     with readable_store(config) as store:
         batches = list(store.below([(aggregate_id, version + 1)], 1))  # names an invalid row

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from eventpub.admission.model import SkippedGap, VersionRange
 from eventpub.config import Config
+from eventpub.errors import ConfigError
 from eventpub.sink import records
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_gap
@@ -31,6 +32,13 @@ _TIMES = {"first_seen", "next_attempt", "since", "skipped_at", "create_time"}
 def with_times(of: Any) -> dict[str, Any]:
     fields = asdict(of).items()
     return {k: format_time(v) if k in _TIMES and v is not None else v for k, v in fields}
+
+
+def require_utf8(aggregate_id: str) -> None:
+    try:
+        aggregate_id.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("cli.usage", "the aggregate id is not UTF-8", where="ID") from None
 
 
 def shown_rows(rows: Sequence[RowSeen]) -> dict[str, Any] | None:

@@ -504,6 +504,13 @@ def test_a_width_that_is_none_is_as_if_it_was_not_set(
     assert listed(COLUMNS="60") != unset
 
 
+@pytest.mark.parametrize("arguments", [["trace"], ["publish"]], ids=" ".join)
+def test_an_id_of_other_bytes_than_utf_8_is_refused(configured: Path, arguments: list[str]) -> None:
+    done = eventpub(*arguments, os.fsdecode(b"\xff"), "1", "--json", cwd=configured)
+    assert done.returncode == 2
+    assert envelope(done)["error"]["message"] == "the aggregate id is not UTF-8"
+
+
 def test_gaps_list_says_that_no_publisher_runs(configured: Path) -> None:
     before = "import eventpub.ops.gaps as g\ng._recorded = lambda *_: ([], 0)"
     done = eventpub("gaps", "list", "--json", cwd=configured, before=before)
