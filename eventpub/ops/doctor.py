@@ -31,6 +31,7 @@ def examine(config: Config) -> list[Check]:
         ("backlog", lambda: _backlog(config)),
         ("state", lambda: _state(config)),
         ("Java", lambda: _spark(config)),
+        ("state.location", lambda: _location(config)),
     ]
     # in parallel: a database and a broker that are both down must not take twice as long
     with ThreadPoolExecutor(len(parts)) as pool:
@@ -180,3 +181,14 @@ def _spark(config: Config) -> list[Check]:
     from eventpub.spark.session import require_java
 
     return [Check("Java", "ok", require_java())]
+
+
+def _location(config: Config) -> list[Check]:
+    location = config.state.location
+    is_there = "://" in location or (location and Path(location).exists())  # else a run creates it
+    if config.run.engine == "threads" or not is_there:
+        return []
+    from eventpub.spark.place import Place
+
+    next(Place(location).names(""), None)
+    return [Check("state.location", "ok", f"{location} can be listed")]
