@@ -112,8 +112,7 @@ def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None)
         closing(_Order(folder)) as order,
     ):
         partitions = _topic(config, what.topic)
-        changes = {"topic": what.topic, "delivery": "exactly_once"}
-        sink = config.sink.model_copy(update=changes)
+        sink = config.sink.model_copy(update={"topic": what.topic, "delivery": "exactly_once"})
         poll = store.poll(what.first - 1, 0, 1, at_most=what.last)
         if poll.page_end is not None:
             check_age(Clients(sink), poll.page_end, poll.now)

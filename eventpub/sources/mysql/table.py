@@ -220,8 +220,7 @@ class Versions:
         is_dense = bool(every) and max(every) - min(every) < len(every)
         # aggregates whose old versions were purged may have none in common, but have no holes
         is_sure = is_dense or (len(found) > 2 and (self.with_holes > 0 or not several))
-        is_sure = is_sure and len(found) > 1
-        self.count_all_rows = is_sure and are_distinct and begin_later == len(found) - 1
+        self.count_all_rows = is_sure and are_distinct and begin_later == len(found) - 1 > 0
 
 
 def plain(name: str) -> str:
