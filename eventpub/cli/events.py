@@ -69,7 +69,7 @@ def _notes(found: Letters, config: Config) -> list[str]:
         return [f"{config.sink.dead_topic} was not read to its end; see --timeout"]
     if all(letter.is_searched for letter in found.newest if letter.key is not None):
         return []
-    return ["the topic was not searched to its end: some may be published; see --timeout"]
+    return ["the topic was not searched whole: some may be published; see --timeout, and retention"]
 
 
 def _in_words(letter: dict[str, Any]) -> dict[str, str]:

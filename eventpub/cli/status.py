@@ -137,8 +137,8 @@ def _set_paused(config: Config, *, is_paused: bool) -> Report:
         "resumed": "events are published again",
         "kept": "no publisher runs; the next one starts "
         + ("paused" if is_paused else "without a pause"),
-        "no answer": "the publisher is starting, or does not answer; it may act on it later: see"
-        " eventpub status",
+        "starting": "the publisher is starting, and takes no requests yet: try again",
+        "no answer": "the publisher does not answer; it may act on it later: see eventpub status",
         "not written": error,
         "in work": "paused, but transactions are still in progress: see eventpub status",
     }

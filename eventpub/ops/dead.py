@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ from eventpub.admission.model import CONFLICT
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.ops.asking import ask_shards
-from eventpub.ops.lookup import Found, Key, OwnTopics, found_in
+from eventpub.ops.lookup import Found, Key, OwnTopics, found_in, require_utf8
 from eventpub.sink import records
 from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore
@@ -42,7 +43,7 @@ class Letter(Found):
 
     Attributes:
         published: partition and offset where it was published since; None: not, or unknown.
-        is_searched: the topic was searched to its end.
+        is_searched: the topic was searched to its end, and retention has removed nothing of it.
         is_last: no later letter is of the same row.
     """
 
@@ -96,8 +97,14 @@ def find(
     if ask_store:
         with readable_store(config) as store:
             there = store.existing(sorted(wanted))
-    since = min(_since(letter) for letter in found.newest if letter.key is not None)
-    places, _, topics = search_topic(config, wanted, since, until)
+    times = sorted({_since(letter) for letter in found.newest if letter.key is not None})
+    places, _, topics = search_topic(config, wanted, times[0], until)
+
+    def is_kept(since: int) -> bool:
+        topics.starts(topics.places(config.sink.topic), since)
+        return not topics.is_cut
+
+    kept = {*times[bisect_left(times, True, key=is_kept) :]}
     newest = [
         letter
         if letter.key is None
@@ -105,7 +112,7 @@ def find(
             letter,
             in_store=None if there is None else letter.key in there,
             published=places.get(letter.event),
-            is_searched=not topics.unread or letter.event in places,
+            is_searched=letter.event in places or (not topics.unread and _since(letter) in kept),
         )
         for letter in found.newest
     ]
@@ -175,6 +182,7 @@ def publish(
         since: lower bound of its records' timestamps, ms; None: its creation time, as far back as
             retention has left the topic.
     """
+    require_utf8(aggregate_id)
     key = (aggregate_id, version)
     with readable_store(config) as store:
         batches = list(store.below([(aggregate_id, version + 1)], 1))  # names an invalid row

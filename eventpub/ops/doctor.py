@@ -31,6 +31,7 @@ def examine(config: Config) -> list[Check]:
         ("backlog", lambda: _backlog(config)),
         ("state", lambda: _state(config)),
         ("Java", lambda: _spark(config)),
+        ("state.location", lambda: _location(config)),
     ]
     # in parallel: a database and a broker that are both down must not take twice as long
     with ThreadPoolExecutor(len(parts)) as pool:
@@ -119,8 +120,13 @@ def _backlog(config: Config) -> list[Check]:
 
 
 def _state(config: Config) -> list[Check]:
-    from eventpub.publisher.prepare import require_known, require_own
+    from eventpub.publisher.prepare import find_start, require_own
     from eventpub.shard.assignment import real_parts
+    from eventpub.sources.mysql import EventStore
+
+    def now() -> int:
+        with EventStore(config.store, EventStore.discover(config.store)) as store:
+            return store.now()
 
     folder = config.app.state_dir
     checks = [state_dir(folder)]
@@ -131,9 +137,9 @@ def _state(config: Config) -> list[Check]:
         state.require_ours()
     try:
         require_own(config, state, real_parts(config))
-        require_known(config, state, real_parts(config))
-    except SinkError as error:
-        if not _CANNOT_BE_REACHED.match(error.code):  # other parts report it
+        find_start(config, state, real_parts(config), now)
+    except (SinkError, StoreError) as error:  # other parts report what cannot be reached, or read
+        if isinstance(error, SinkError) and not _CANNOT_BE_REACHED.match(error.code):
             raise
     damaged = state.damaged()
     if damaged:
@@ -175,3 +181,14 @@ def _spark(config: Config) -> list[Check]:
     from eventpub.spark.session import require_java
 
     return [Check("Java", "ok", require_java())]
+
+
+def _location(config: Config) -> list[Check]:
+    location = config.state.location
+    is_there = "://" in location or (location and Path(location).exists())  # else a run creates it
+    if config.run.engine == "threads" or not is_there:
+        return []
+    from eventpub.spark.place import Place
+
+    next(Place(location).names(""), None)
+    return [Check("state.location", "ok", f"{location} can be listed")]

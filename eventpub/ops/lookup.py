@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from eventpub.admission.model import SkippedGap, VersionRange
 from eventpub.config import Config
+from eventpub.errors import ConfigError
 from eventpub.sink import records
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import read_gap
@@ -31,6 +32,13 @@ _TIMES = {"first_seen", "next_attempt", "since", "skipped_at", "create_time"}
 def with_times(of: Any) -> dict[str, Any]:
     fields = asdict(of).items()
     return {k: format_time(v) if k in _TIMES and v is not None else v for k, v in fields}
+
+
+def require_utf8(aggregate_id: str) -> None:
+    try:
+        aggregate_id.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("cli.usage", "the aggregate id is not UTF-8", where="ID") from None
 
 
 def shown_rows(rows: Sequence[RowSeen]) -> dict[str, Any] | None:
@@ -127,7 +135,7 @@ class OwnTopics:
 
     Attributes:
         unread: partitions not read to their ends.
-        is_cut: retention has removed the event topic's records after `starts`.
+        is_cut: retention has removed the event topic's records after the last `starts`.
     """
 
     def __init__(self, config: Config, until: float = float("inf")) -> None:
@@ -148,7 +156,7 @@ class OwnTopics:
             starts = offsets_at(self.clients, places, since)
         events = [place for place in places if place[0] == self._sink.topic]
         lows = list_offsets(self.clients, events, "earliest")
-        self.is_cut |= any(0 < low >= starts[place] for place, low in lows.items())
+        self.is_cut = any(0 < low >= starts[place] for place, low in lows.items())
         return starts
 
     def read(

@@ -28,6 +28,7 @@ from eventpub.sink import faults, records
 from eventpub.sink.base import Content, RecordRefusedError
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.layout import check_age
 from eventpub.sink.reading import Place, own_records, read_committed
 from eventpub.sink.shard import ShardSink
 from eventpub.sink.topics import create, list_offsets, offsets_at, partition_counts
@@ -111,6 +112,11 @@ def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None)
         closing(_Order(folder)) as order,
     ):
         partitions = _topic(config, what.topic)
+        sink = config.sink.model_copy(update={"topic": what.topic, "delivery": "exactly_once"})
+        poll = store.poll(what.first - 1, 0, 1, at_most=what.last)
+        if poll.page_end is not None:
+            check_age(Clients(sink), poll.page_end, poll.now)
+        config = config.model_copy(update={"sink": sink})
         with no_space_is_named():
             order.read(what, store)
         return _Replay(config, what, store, order, partitions).run(on_progress)
@@ -170,11 +176,9 @@ class _Replay:
         self._refused: set[Key] = set()
 
     def run(self, on_progress: Progress) -> Replayed:
-        result, failures, reached = self._result, 0, -1
-        changes = {"topic": self._what.topic, "delivery": "exactly_once"}
-        sink = self._config.sink.model_copy(update=changes)
+        config, result, failures, reached = self._config, self._result, 0, -1
         shard, owner = Shard(0, 1, len(self._places)), f"replay.{result.id}"
-        encoder = CloudEvents(self._config.app.id, ((REPLAY, result.id.encode()),))
+        encoder = CloudEvents(config.app.id, ((REPLAY, result.id.encode()),))
 
         def show() -> None:
             reached = result.before + result.events + result.refused + result.left_out
@@ -182,7 +186,7 @@ class _Replay:
 
         while True:
             with ShardSink(
-                Clients(sink), self._config.app.id, shard, owner=owner, encoder=encoder
+                Clients(config.sink), config.app.id, shard, owner=owner, encoder=encoder
             ) as writer:
                 writer.ready()  # fences the previous writer: its transactions are over
                 self._read_back()

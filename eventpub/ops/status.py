@@ -90,9 +90,10 @@ def pause(config: Config, *, is_paused: bool) -> tuple[str, str]:
     """Pause publishing, also for later starts, or resume it; waits until in-flight work is done.
 
     Returns:
-        "paused", "resumed"; "kept": no publisher runs, and the next one starts so; "no answer"; "in
-        work": paused, but in-flight work is not finished; or "not written": in effect until the
-        publisher ends, as it could not be saved. And the error for which it could not.
+        "paused", "resumed"; "kept": no publisher runs, and the next one starts so; "starting": it
+        has not got the request; "no answer"; "in work": paused, but in-flight work is not finished;
+        or "not written": in effect until the publisher ends, as it could not be saved. And the
+        error for which it could not.
     """
     state = StateDir(config.app.state_dir)
     by = f"{_user()}@{socket.gethostname()} (eventpub {'pause' if is_paused else 'resume'})"
@@ -100,6 +101,8 @@ def pause(config: Config, *, is_paused: bool) -> tuple[str, str]:
     if answer is None and not state.is_running():
         _keep(state, is_paused, by)
         return "kept", ""
+    if answer is None and kind_without_answer(state) == "starting":
+        return "starting", ""
     if answer is None or answer["is_paused"] is None:
         return "no answer", ""
     if answer["error"] is not None:

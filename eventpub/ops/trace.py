@@ -13,7 +13,7 @@ from typing import Any
 
 from eventpub.admission.model import Hold, SkippedGap, VersionRange, in_ranges, topic_partition
 from eventpub.config import Config
-from eventpub.errors import ConfigError, named_versions
+from eventpub.errors import named_versions
 from eventpub.ops.asking import ask_running
 from eventpub.ops.dead import OF_ANOTHER, readable_store
 from eventpub.ops.gaps import missing_versions, pending
@@ -22,6 +22,7 @@ from eventpub.ops.lookup import (
     LOWEST,
     Found,
     Topics,
+    require_utf8,
     shown_record,
     shown_rows,
     stored_rows,
@@ -140,10 +141,7 @@ def trace(
     timeout: float = 60.0,
 ) -> Trace:
     """Find one version of an aggregate or, without `version`, the highest `limit` known ones."""
-    try:
-        aggregate_id.encode()
-    except UnicodeEncodeError:
-        raise ConfigError("cli.usage", "the aggregate id is not UTF-8", where="ID") from None
+    require_utf8(aggregate_id)
     topics = Topics(config, aggregate_id, timeout)
     publisher = _ask_publisher(config, aggregate_id, topics.partitions)
     topics.read_sides()

@@ -56,7 +56,9 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
     topics = _check_topics(config, clients, before)
     accepts_topic = require_own(config, state, parts)
     with parts.stores(config.store, layout) as store:
-        started = _start(config, state, parts, store.now)
+        started = find_start(config, state, parts, store.now)
+        if state.read(state.start_file) != started:
+            state.write(state.start_file, started, lasting=True)
         now = store.now()
         newest = (*last_of(store.newest(1), now), layout.sampled_by)
         start = int(started["position"])
@@ -220,8 +222,10 @@ def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
     return run
 
 
-def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]) -> dict[str, Any]:
-    """Where this publisher started: resolved once, and kept."""
+def find_start(
+    config: Config, state: StateDir, parts: Parts, now: Callable[[], int]
+) -> dict[str, Any]:
+    """Where this publisher started, or starts; raises state.start_lost, config.invalid_value."""
     configured = config.read.start
     require_known(config, state, parts)
     kept = kept_start(state, configured, parts.storage)
@@ -245,10 +249,7 @@ def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]
             )
         kept = {"configured": configured, "position": position, "time": format_time(position)}
         kept["id"] = str(now())
-    kept = {**kept, "of": identity_of(config)}
-    if state.read(state.start_file) != kept:
-        state.write(state.start_file, kept, lasting=True)
-    return kept
+    return {**kept, "of": identity_of(config)}
 
 
 # -- a state of which a part was lost -----------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from eventpub.state import StateDir
 from tests.ops.documents import document
 
 MAIN = "import sys; from eventpub.cli import main; sys.exit(main())"
@@ -502,6 +503,27 @@ def test_a_width_that_is_none_is_as_if_it_was_not_set(
     for width in ("0", "x", "-1", ""):
         assert listed(COLUMNS=width) == unset
     assert listed(COLUMNS="60") != unset
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_a_publisher_that_is_starting_has_not_got_the_request(
+    configured: Path, command: str
+) -> None:
+    state = StateDir(configured / "state")
+    state.lock()
+    try:
+        done = eventpub(command, "--json", cwd=configured)
+    finally:
+        state.unlock()
+    assert (done.returncode, envelope(done)["result"]["outcome"]) == (1, "starting")
+    assert "takes no requests yet: try again" in envelope(done)["summary"]
+
+
+@pytest.mark.parametrize("arguments", [["trace"], ["publish"]], ids=" ".join)
+def test_an_id_of_other_bytes_than_utf_8_is_refused(configured: Path, arguments: list[str]) -> None:
+    done = eventpub(*arguments, os.fsdecode(b"\xff"), "1", "--json", cwd=configured)
+    assert done.returncode == 2
+    assert envelope(done)["error"]["message"] == "the aggregate id is not UTF-8"
 
 
 def test_gaps_list_says_that_no_publisher_runs(configured: Path) -> None:

@@ -145,6 +145,20 @@ def test_a_sample_tells_that_versions_number_all_rows(
     assert init(database, tmp_path)
 
 
+@both
+def test_aggregates_that_lost_their_old_versions_are_published(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """No two had a version in common, so that `init` refused them."""
+    config = make(database)
+    insert(database, ("a", 101), ("a", 102), ("b", 40), ("b", 41), ("c", 7))
+    assert found(config)["versions"].message == "consecutive within each aggregate"
+    assert init(database, tmp_path)
+    database.execute("DELETE FROM events")
+    insert(database, ("a", 1), ("a", 2), ("b", 3), ("b", 4), ("c", 5))
+    assert found(config)["versions"].status == "wrong"
+
+
 def test_a_table_without_versions_is_told_that_it_cannot_be_published(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
@@ -432,15 +446,16 @@ def test_a_first_version_that_is_wrong_is_corrected(
     assert (check.status, check.suggestion) == ("wrong", "set store.first_version = 0")
     assert "2 of 2 aggregates begin below version 1" in check.message
     assert init(database, tmp_path)["first_version"] == 0
-    database.execute("DELETE FROM events WHERE version = 0")
-    insert(database, ("b", 1))
+    insert(database, ("b", 1), ("c", 1), ("d", 1))
+    database.execute("DELETE FROM events WHERE version = 0 AND stream_id = 'a'")
+    assert init(database, tmp_path, "--force")["first_version"] == 1  # of b's row only
     check = found(config.model_copy(update={"first_version": 0}))["first versions"]
     assert (check.status, check.suggestion) == ("warn", "set store.first_version = 1")
 
 
 @both
-def test_a_time_without_default_keeps_its_comment(database: FreshDatabase) -> None:
-    config = make(database, time="DATETIME NOT NULL COMMENT 'of PHP'")
+def test_a_time_that_an_update_changes_keeps_its_comment(database: FreshDatabase) -> None:
+    config = make(database, time="TIMESTAMP NOT NULL ON UPDATE CURRENT_TIMESTAMP COMMENT 'of PHP'")
     check = found(config)["create_time"]
     assert check.status == "warn"
     database.execute(str(check.suggestion))
@@ -465,7 +480,7 @@ def test_a_time_that_may_be_null_takes_one_statement(database: FreshDatabase, ti
     said = found(config)
     statement = str(said["rows without identity or time"].suggestion)
     assert "without_identity" not in statement
-    assert statement == said["create_time"].suggestion
+    assert (statement == said["create_time"].suggestion) == ("ON UPDATE" in time)
     database.execute(statement)
     said = found(config)
     assert {said[n].status for n in ("rows without identity or time", "create_time")} == {"ok"}
@@ -473,6 +488,26 @@ def test_a_time_that_may_be_null_takes_one_statement(database: FreshDatabase, ti
     database.execute("UPDATE events SET version = 3 WHERE version = 1")
     rows = database.execute("SELECT CAST(created_at AS DATE) FROM events WHERE version = 3")
     assert str(rows[0][0]) == "2026-01-02"
+
+
+@both
+def test_a_time_that_the_database_sets_is_preferred_to_one_of_the_writers(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """A default for the writers' column silenced the warning, and the writers still set it."""
+    recorded = ", recorded_at DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
+    config = make(database, recorded + KEYS, time="DATETIME NOT NULL")
+    check = found(config)["create_time"]
+    assert check.status == "warn"
+    assert 'set create_time = "recorded_at" in [store.columns]' in str(check.suggestion)
+    assert init(database, tmp_path)["columns"]["create_time"] == "recorded_at"
+    database.execute("ALTER TABLE events ADD KEY (recorded_at)")
+    columns = config.columns.model_copy(update={"create_time": "recorded_at"})
+    check = found(config.model_copy(update={"columns": columns}))["create_time"]
+    assert (check.status, check.message) == (
+        "ok",
+        "datetime(6), has the default current_timestamp(6)",
+    )
 
 
 @both

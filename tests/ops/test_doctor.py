@@ -99,6 +99,30 @@ def test_without_spark_no_java_is_needed(
     assert ("Java", "wrong") in of_engine("spark")
 
 
+def test_a_location_of_the_state_that_cannot_be_used_is_wrong(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION"):
+        monkeypatch.setenv(f"AWS_{name}", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+
+    def at(location: object, engine: str = "spark") -> list[tuple[str, str | None]]:
+        run = config.run.model_copy(update={"engine": engine})
+        state = config.state.model_copy(update={"location": str(location)})
+        changed = config.model_copy(update={"run": run, "state": state})
+        checks = doctor._guarded(("state.location", lambda: doctor._location(changed)))
+        return [(check.status, check.code) for check in checks]
+
+    assert at(tmp_path / "folder") == [("ok", None)]
+    assert at(tmp_path / "none") == at("") == at("s3://bucket/eventpub", "threads") == []
+    assert not (tmp_path / "none").exists()
+    unusable = [("wrong", "state.unreachable")]
+    assert at(tmp_path / "file") == at("s3://bucket/eventpub") == unusable
+
+
 def test_one_service_that_is_away_does_not_hide_the_others(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import combinations, count, pairwise
 from pathlib import Path
 from random import Random
@@ -21,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from eventpub import settings
 from eventpub.config import parse_time
+from eventpub.errors import SinkError
 from eventpub.local.servers import Kafka
 from eventpub.ops import replay as replaying
 from eventpub.ops.replay import Range, replay
@@ -312,6 +314,24 @@ def test_a_comparison_may_begin_or_end_within_the_hour_that_is_lived_twice(
         assert (verdict.first, verdict.last) == (first, last)
         of_it = [r for r in in_berlin if first <= r.timestamp * 1000 <= last]
         assert verdict.events >= len(of_it)
+
+
+def test_a_topic_that_would_not_keep_the_events_is_refused_with_what_helps(
+    publisher: Publisher, database: FreshDatabase
+) -> None:
+    fill(database, [("a", 1, 0), ("a", 2, 200)])
+    config = settings.load(publisher.config, {}, {}).config
+    again = f"{publisher.topic.name}.again"
+    admin = AdminClient({"bootstrap.servers": config.sink.bootstrap_servers})
+    age = time.time() * 1000 - BEGIN / 1000
+    kept = {"retention.ms": str(round(age) - 100_000)}  # of the second event only
+    [made] = admin.create_topics([NewTopic(again, 1, 1, config=kept)]).values()
+    made.result()
+    with pytest.raises(SinkError) as caught:
+        replay(config, Range(BEGIN, BEGIN + 300 * SECOND, again))
+    assert caught.value.code == "sink.backlog_too_old"
+    assert f"--entity-name {again} --add-config retention.ms=-1" in str(caught.value.suggestion)
+    assert replay(config, Range(BEGIN + SECOND, BEGIN + 300 * SECOND, again)).events == 1
 
 
 @pytest.mark.parametrize("fault", ["late", "unanswered"])

@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 from rich.console import Console
 
 from eventpub.admission.model import Shard
@@ -429,6 +429,28 @@ def test_the_publishers_state_gives_the_range(world: World) -> None:
     assert found.ok, found.to_dict()
     assert found.events == 4
     assert any("2 aggregates are held" in note for note in found.notes)
+
+
+def test_another_users_state_is_as_good_as_none(world: World) -> None:
+    world.append(*EVENTS, ("h", 2))
+    world.publish(world.rows()[:-1])
+    (world.config.app.state_dir / "eventpub.lock").mkdir(parents=True)  # fails for root, too
+    assert counts(world, first=0, wait=0.0) == {"held": 1}
+
+
+def test_events_of_the_number_of_partitions_that_the_publisher_still_uses_are_as_they_should_be(
+    world: World,
+) -> None:
+    world.append(*((f"a{n}", 1) for n in range(20)))
+    publisher_state(world, parse_time(world.rows()[-1][5]), partitions=PARTITIONS)
+    admin = AdminClient({"bootstrap.servers": world.broker.bootstrap_servers})
+    [done] = admin.create_partitions([NewPartitions(world.topic, PARTITIONS + 3)]).values()
+    done.result()
+    eventually(
+        lambda: len(admin.list_topics(world.topic).topics[world.topic].partitions) == PARTITIONS + 3
+    )
+    world.publish(world.rows())
+    assert verify(world.config, first=0).ok
 
 
 def test_a_foreign_record_is_extra(world: World) -> None:

@@ -33,6 +33,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.publisher.test_state import empty_by_retention
 
 pytestmark = pytest.mark.engines("threads", "here")
 
@@ -217,3 +218,28 @@ def test_a_retry_whose_publisher_died_is_done_once(
     publisher.until_published("a", [1, 3, 2])
     commit(database, "a", 4)
     publisher.until_published("a", [1, 3, 2, 4])
+
+
+@pytest.mark.engines("threads")
+def test_what_retention_has_removed_since_the_letter_may_have_been_its_row(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database)
+
+    def searched() -> dict[str, bool]:
+        return {x["aggregate_id"]: x["is_searched"] for x in dead(publisher, 1, "list")["letters"]}
+
+    commit(database, "old", 0, 1)
+    for n in range(40):
+        commit(database, f"a{n}", 1)
+    publisher.publish_everything()
+    assert searched() == {"old": True}
+    empty_by_retention(publisher)
+    for n in range(40):
+        commit(database, f"b{n}", 1)
+    time.sleep(0.01)
+    commit(database, "new", 0)
+    publisher.publish_everything()
+    assert searched() == {"old": False, "new": True}
+    assert "not known" in publisher.command("dead", "list").stdout

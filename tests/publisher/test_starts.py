@@ -101,8 +101,16 @@ def test_a12_a_state_that_is_gone_is_not_begun_from_now(
         with pytest.raises(StateError) as refused:
             prepare(publisher)
         assert refused.value.code == "state.start_lost"
+    assert "state.start_lost" in called_wrong(publisher)
     publisher.settings["read"]["start"] = "2026-01-01T00:00:10Z"
+    assert not called_wrong(publisher)
     prepare(publisher)
+
+
+def called_wrong(publisher: Publisher) -> set[str]:
+    """The codes of what the doctor calls wrong."""
+    checks = json.loads(publisher.command("doctor", "--json").stdout)["result"]["checks"]
+    return {check["code"] for check in checks if check["status"] == "wrong"}
 
 
 def prepare(publisher: Publisher) -> None:
@@ -125,6 +133,7 @@ def test_a12_from_a_time_to_come_is_refused(
     refused = publisher.command("run", "--available-now")
     assert refused.returncode == 2
     assert "is in the future, and nothing before it would be published" in refused.stderr
+    assert "config.invalid_value" in called_wrong(publisher)
 
 
 def test_a12_a_gap_directly_above_the_start_is_skipped_and_a_restart_keeps_the_start(

@@ -117,6 +117,20 @@ def test_an_alter_may_take_longer_than_an_answer(database: FreshDatabase) -> Non
             reader.close()
 
 
+@both
+def test_writers_do_not_wait_for_good_behind_an_alter_that_waits(database: FreshDatabase) -> None:
+    create(database, indexes="")
+    reader = database.connect(autocommit=False)
+    with reader.cursor() as cursor:
+        cursor.execute("SELECT * FROM events")
+        with pytest.raises(StoreError) as caught:
+            migrate(Store(url=database.url))
+    assert caught.value.code == "store.timeout"
+    assert "end the transaction that has the table open" in str(caught.value.suggestion)
+    reader.close()
+    assert migrate(Store(url=database.url))
+
+
 def test_the_users_own_alembic_table_is_left_alone(database: FreshDatabase) -> None:
     database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
     database.execute("INSERT INTO alembic_version VALUES ('theirs')")

@@ -27,6 +27,7 @@ from eventpub.sources.mysql.layout import (
     add_number,
     additions,
     identity,
+    is_set_once,
     key_index,
     layout_of,
     not_null,
@@ -34,7 +35,7 @@ from eventpub.sources.mysql.layout import (
     set_identity,
 )
 from eventpub.sources.mysql.statements import micros
-from eventpub.sources.mysql.table import SAMPLE, EventTable, Roles, Versions, read_table
+from eventpub.sources.mysql.table import SAMPLE, TIMES, EventTable, Roles, Versions, read_table
 from eventpub.sources.mysql.values import writers_zone
 
 _ACCESS_DENIED = 1227
@@ -252,23 +253,27 @@ def _first_versions(first: int, lowest: Sequence[int]) -> _Finding:
         ": each waits until its gap is skipped (gaps.max_backoff; a record on the topic .gaps),"
         " unless it begins before read.start"
     )
-    if first == 0 and not lowest.count(0) and lowest.count(1) * 2 > above:
+    if first == 0 and lowest.count(0) < lowest.count(1) and lowest.count(1) * 2 > above:
         return "warn", said, "set store.first_version = 1"
     return "warn", said, "if the first events were archived, set read.start to a time after that"
 
 
 def _create_time(subject: _Subject) -> _Finding:
-    column = subject.table.columns[subject.roles.names["create_time"]]
+    columns = subject.table.columns
+    column = columns[subject.roles.names["create_time"]]
     if "on update" in column.extra:
         said = "ON UPDATE CURRENT_TIMESTAMP: an updated row is read again at its new time"
-    elif NOW.search(column.default):
-        return "ok", f"{column.full_type}, set by the database"
-    else:
-        said = (
-            "not set by the database: an event whose writer's clock is behind by more than"
-            " read.delay is found late, by a gap or a recount"
-        )
-    fix = None if column.generated_as else not_null(subject.table, [column.name])
+        return "warn", said, not_null(subject.table, [column.name])
+    if is_set_once(column):
+        return "ok", f"{column.full_type}, has the default {column.default}"
+    said = (
+        "not set by the database: an event whose writer's clock is behind by more than"
+        " read.delay is found late, by a gap or a recount"
+    )
+    others = [c.name for c in columns.values() if c.type in TIMES and is_set_once(c)]
+    fix = "set read.delay above what the writers' clocks may be behind"
+    if others:
+        fix = f'before anything is published, set create_time = "{others[0]}" in [store.columns]'
     return "warn", said, fix
 
 

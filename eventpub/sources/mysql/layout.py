@@ -25,6 +25,7 @@ from eventpub.sources.mysql.table import (
     OF_KEY,
     SLICES,
     TIMES,
+    Column,
     EventTable,
     Roles,
     TableIndex,
@@ -129,6 +130,11 @@ class Layout:
     def repeated(self) -> tuple[tuple[int, int], ...]:
         """When the clocks go back (local, µs), and by how much."""
         return tuple(self.clock.repeated)
+
+
+def is_set_once(column: Column) -> bool:
+    """Whether the database sets it to the time of the insert, as far as writers leave it out."""
+    return bool(NOW.search(column.default)) and "on update" not in column.extra
 
 
 def layout_of(config: Store, table: EventTable) -> Layout:

@@ -62,6 +62,8 @@ def migrate(
     connection._read_timeout = None  # type: ignore[attr-defined]
     try:
         with mapped(where):
+            # writers wait behind an ALTER TABLE that waits
+            run(connection, "SET SESSION lock_wait_timeout = 10")
             wanted = missing(config, connection)
         if any(statement.startswith("ALTER TABLE") for statement in wanted):
             before_altering(wanted)
@@ -92,6 +94,11 @@ def migrate(
             error.suggestion = (
                 "migrate with an account that may CREATE and ALTER the table, or have the output "
                 "of `eventpub migrate --sql` executed by one"
+            )
+        elif error.code == "store.timeout" and error.__cause__ is not None:  # it waited for a lock
+            error.suggestion = (
+                "end the transaction that has the table open (SHOW FULL PROCESSLIST), and run"
+                " `eventpub migrate` again"
             )
         raise
     finally:

@@ -24,7 +24,7 @@ from eventpub.sources.mysql.connection import (
     run,
     run_named,
 )
-from eventpub.sources.mysql.layout import additions, beside, identity
+from eventpub.sources.mysql.layout import additions, beside, identity, is_set_once
 from eventpub.sources.mysql.table import (
     BESIDE_ID,
     BYTES,
@@ -236,12 +236,14 @@ def _best(
     if named:
         # a unique number per row is an id, not a version
         named.sort(key=lambda c: (rank(role, c.name), c.name in indexed), reverse=True)
+        if role == "create_time":  # a writer's own time may be on any clock
+            named.sort(key=is_set_once, reverse=True)
         if role == "event_type":
             named.sort(key=lambda c: c.type == "enum" and plain(c.name) != "eventtype")
         return max(named, key=lambda c: c.counts_rows == (role == "id")).name
     if role == "create_time":
         always = [c for c in fitting if not c.nullable]
-        left = [c for c in always if "current_timestamp" in c.default] or always
+        left = [c for c in always if is_set_once(c)] or always
     else:
         types = {"event_type": {"varchar", "char"}, "payload": _LARGE}.get(role, set())
         left = [c for c in fitting if is_sure and c.type in types]
@@ -277,7 +279,7 @@ def _fits_key(column: Column, is_last: bool) -> bool:
 
 
 def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -> Candidate:
-    framework, names = table.framework, roles.names
+    framework, names, lowest = table.framework, roles.names, versions.lowest
     notes = [framework.note] * bool(framework.note)
     if "create_time" not in names:
         names["create_time"] = free_name("create_time", table.columns)
@@ -302,7 +304,7 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
         {"aggregate_id": roles.parts if len(roles.parts) > 1 else roles.parts[0]}
         | {role: of for role, of in names.items() if of},
         (
-            bool(versions.lowest or versions.without_identity),
+            bool(lowest or versions.without_identity),
             bool(framework.name),
             roles.by_key,
             "event" in name.lower(),
@@ -310,8 +312,8 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
         ),
         frozenset(table.columns),
         framework.name,
-        # aggregates may have lost their first events since
-        0 if 0 in versions.lowest or not framework.first_version else 1,
+        # aggregates may have lost their first events since, and a stray row is none
+        0 if lowest.count(0) > lowest.count(1) or not framework.first_version else 1,
         "skip" if versions.without_identity else framework.without_identity,
         [table.alter(added) + ";"] if added else [],
         notes,

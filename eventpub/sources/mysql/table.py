@@ -217,9 +217,10 @@ class Versions:
         self.with_holes = sum(max(v) - min(v) + 1 != len(v) for v in several)
         are_distinct = len(every) == sum(map(len, found.values()))
         begin_later = sum(version > min(every) for version in self.lowest)
-        # two aggregates are proof only if no number is missing between all of them
-        is_sure = len(found) > 2 or (len(found) == 2 and max(every) - min(every) < len(every))
-        self.count_all_rows = is_sure and are_distinct and begin_later == len(found) - 1
+        is_dense = bool(every) and max(every) - min(every) < len(every)
+        # aggregates whose old versions were purged may have none in common, but have no holes
+        is_sure = is_dense or (len(found) > 2 and (self.with_holes > 0 or not several))
+        self.count_all_rows = is_sure and are_distinct and begin_later == len(found) - 1 > 0
 
 
 def plain(name: str) -> str:
