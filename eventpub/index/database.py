@@ -25,7 +25,7 @@ from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
 from eventpub.errors import StateError
 from eventpub.times import SYSTEM_CLOCK, Clock
 
-FORMAT = 4
+FORMAT = 5
 IDENTITY = b"midentity"
 """Key of what an index belongs to, the same in every format."""
 NUMBER = struct.Struct(">q")
