@@ -124,8 +124,8 @@ class Hold:
         since: smallest `create_time` held; without an index, reading from here finds the hold
             again.
         catching_up: nothing is missing, there was more to fetch than fits in one batch.
-        missed_upto: the highest version read when the gap was first seen: what is missing below
-            was missed, and looked up, since then, too.
+        missed_upto: the highest version read when the gap was first seen: if it is skipped, so is
+            what else is missing below, which was looked up as often.
     """
 
     aggregate_id: str

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,7 @@ class Walker:
         self._batch = batch
         self._created = everything.column("create_time").to_numpy()
         self._steady = batch.rules.steady(self._created)
+        self._order: tuple[Walk, list[int], np.ndarray] | None = None
 
     def decide(self, walk: Walk, reachable: int) -> None:
         """Decide one aggregate, whose rows are complete up to `reachable`."""
@@ -84,15 +85,13 @@ class Walker:
         """Handle a missing version: the hold that waits for it, or the version to continue with."""
         aggregate_id, hold = walk.aggregate_id, walk.hold
         rules, now, counts = self._batch.rules, self._batch.now, self._batch.decision.counts
-        behind = min((v for v in available if v > version), default=None)
-        since = min(
-            (int(self._created[r]) for v, r in available.items() if v > version),
-            default=walk.since,
-        )
+        ordered, oldest = self._ordered(walk)
+        at = bisect_right(ordered, version)
+        behind = ordered[at] if at < len(ordered) else None
+        since = walk.since if behind is None else int(oldest[at])
         if reachable < walk.seen:  # unread rows are held as well
             since = min(since, walk.since)
-        is_asked = hold is not None and not hold.catching_up and version <= reachable
-        if hold and is_asked and hold.first_missing < version < hold.missed_upto:
+        if hold and version <= reachable and self._was_missed_too(hold, version):
             counts.gaps_opened += 1
             hold = replace(hold, first_missing=version)
         if hold is None or hold.first_missing != version or hold.catching_up:
@@ -104,8 +103,7 @@ class Walker:
                 new = Hold(aggregate_id, version, walk.seen, now, 0, due, since)
                 new = replace(new, missed_upto=walk.seen)
             return new, None
-        is_shown = walk.hold is not None and version == walk.hold.first_missing
-        requested = is_shown and aggregate_id in self._batch.skip_now
+        requested = aggregate_id in self._batch.skip_now
         tried: Hold | None = None
         if version > reachable or (hold.next_attempt > now and not requested):
             tried = hold  # not looked up, or before its time: due as before
@@ -121,6 +119,21 @@ class Walker:
             return None, None
         self._skip(hold, version, behind, "requested" if requested else "max_backoff")
         return None, behind
+
+    def _ordered(self, walk: Walk) -> tuple[list[int], np.ndarray]:
+        """Its versions in order, and the smallest `create_time` of each and those above."""
+        if self._order is None or self._order[0] is not walk:
+            ordered = sorted(walk.rows)
+            created = self._created[[walk.rows[version] for version in ordered]]
+            self._order = walk, ordered, np.minimum.accumulate(created[::-1])[::-1]
+        return self._order[1:]
+
+    def _was_missed_too(self, hold: Hold, version: int) -> bool:
+        """Whether a missing version was looked up as often as the one just skipped: if that one had
+        been found, its writer may be about to write this one."""
+        if version >= hold.missed_upto or not (gaps := self._batch.decision.gaps):
+            return False
+        return (gaps[-1].aggregate_id, gaps[-1].reason) == (hold.aggregate_id, "max_backoff")
 
     def _skip(self, hold: Hold, version: int, behind: int, reason: str) -> None:
         batch, aggregate_id = self._batch, hold.aggregate_id
@@ -142,8 +155,8 @@ class Walker:
             counts.gaps_opened += at_once
             counts.gaps_filled += at_once
         elif version > hold.first_missing and not hold.catching_up:
-            own = takewhile(lambda of: of.aggregate_id == walk.aggregate_id, reversed(gaps))
-            counts.gaps_filled += all(of.from_version != hold.first_missing for of in own)
+            skipped = gaps and gaps[-1].aggregate_id == walk.aggregate_id
+            counts.gaps_filled += not skipped
         if gap is not None or hold is not None:
             self._batch.decision.holds[walk.aggregate_id] = gap
 

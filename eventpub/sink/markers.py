@@ -20,7 +20,14 @@ from eventpub.sink.client import Clients
 from eventpub.sink.layout import check_leaders
 from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import SOURCE, Header, PartitionId, Record
-from eventpub.sink.topics import create, end_all, hanging, list_offsets, open_below
+from eventpub.sink.topics import (
+    MARKER_TIMEOUT,
+    create,
+    end_all,
+    hanging,
+    list_offsets,
+    open_below,
+)
 from eventpub.sink.transaction import TransactionWriter
 
 _ENDED_WITHIN = 30.0
@@ -127,17 +134,17 @@ class Markers:
         number = partitions or create(clients, [topic], _PARTITIONS, policy="compact")[topic]
         self.place = place_of(topic, id_, number)
 
-    def back_to(self, query: str, batch: int, *, waits: bool = True) -> list[Marker]:
+    def back_to(self, query: str, batch: int, *, waits: float | None = None) -> list[Marker]:
         """This id's markers back to the previous batch or another query's, the last first.
 
-        Unless it `waits` for open transactions, one that hides markers is hanging. A task that
-        published nothing has no marker, so a batch may have none.
+        It `waits` so many seconds for open transactions, by default as long as one may last. A task
+        that published nothing has no marker, so a batch may have none.
 
         Raises:
             SinkError: sink.hanging_transaction, ….
         """
         end = list_offsets(self._clients, [self.place], "latest")[self.place]
-        open_for = unnoticed_for(self._clients.sink) if waits else 0.0
+        open_for = unnoticed_for(self._clients.sink) if waits is None else waits
         if held := open_below(self._clients, {self.place: end}, open_for):
             raise hanging(self._clients.sink, self.place, held[self.place], end, open_for)
         low, count = 0, _READ_AT_FIRST
@@ -156,6 +163,18 @@ class Markers:
             if is_enough or begin == low:
                 return found
             count *= 4
+
+    def are_after(self, owner: str) -> bool:
+        """Whether an attempt of a former owner has committed since the last take, by this owner;
+        False: or another one has taken over, or a transaction of another id hides them."""
+        try:
+            found = [marker for _, marker in self.back_to("", 1 << 62, waits=MARKER_TIMEOUT)]
+        except SinkError as error:
+            if error.code != "sink.hanging_transaction":
+                raise
+            return False
+        owners = (marker["query"] for marker in found if marker["batch"] < 0)
+        return bool(found) and found[0]["batch"] >= 0 and next(owners, owner) == owner
 
     def _read(self, begin: int, end: int) -> list[Marker]:
         """This id's markers in a range, the last first."""

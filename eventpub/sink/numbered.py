@@ -78,18 +78,19 @@ def markers_of(sink: config.Sink) -> str:
     return f"{sink.topic}.batches"
 
 
-def require_owner(clients: Clients, id_: str, owner: str) -> None:
+def require_owner(clients: Clients, id_: str, *owners: str) -> None:
     """Raise `sink.other_query` if another publisher or query has taken over an id.
 
     A publisher without markers calls it once it has fenced its predecessors: a later takeover
-    fences the publisher. `owner` is the name that it gave to `NumberedSink.take`.
+    fences the publisher. `owners`: the names that it gave, or was about to give, to
+    `NumberedSink.take`.
     """
     if markers_of(clients.sink) not in partition_counts(clients):
         return
     sink = NumberedSink(clients, id_)
     sink.markers.check_leader()
     found = sink.owner()
-    if found is not None and found[0] != owner:
+    if found is not None and found[0] not in owners:
         raise SinkError(
             "sink.other_query",
             f"another publisher (query {found[0]}) has taken over this app.id; nothing was lost or"
@@ -172,14 +173,14 @@ class NumberedSink:
 
     def take(self, query: str, tasks: int) -> None:
         """Make `query` the owner and fence others; `tasks`: at least as many as they have."""
-        last: tuple[str, int] | None = (query, 0)
-        while last is not None and last[1] >= 0:  # of an attempt that has committed since
+        while True:
             with self._writer("owner") as writer:
                 writer.run([self.markers.batch({-1: Numbered(query, -1, -1).marker()})])
             # only now: an attempt that began before has read the markers, and is fenced
             fence_all(self._clients, self._id, tasks)
             self.markers.end_left_open(tasks)
-            last = self.owner()
+            if not self.markers.are_after(query):
+                return
 
     def settle(self, published: dict[int, dict[str, Any]], repeated: Collection[int]) -> None:
         """Republish what was left open (see `Settling`), or raise `sink.not_visible`."""
@@ -240,8 +241,10 @@ class NumberedSink:
             number = to
 
     def _require_turn(self, numbered: Numbered, parts: Parts) -> None:
+        if numbered.is_repeated:
+            self.markers.check_leader()
         try:
-            markers = self.markers.back_to(numbered.query, numbered.batch, waits=False)
+            markers = self.markers.back_to(numbered.query, numbered.batch, waits=0.0)
         except SinkError as error:  # an earlier attempt of this task may have left one open
             if error.code != "sink.hanging_transaction":
                 raise

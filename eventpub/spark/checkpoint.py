@@ -125,10 +125,10 @@ class Checkpoints:
         )
 
 
-def require_still_owner(config: Config, query: str) -> None:
-    """Raise sink.other_query if another publisher has taken over from this query."""
+def require_still_owner(config: Config, *queries: str) -> None:
+    """Raise sink.other_query if another publisher has taken over from these queries."""
     try:
-        require_owner(Clients(config.sink), config.app.id, query)
+        require_owner(Clients(config.sink), config.app.id, *queries)
     except SinkError as error:
         if error.code != HANGING:
             raise

@@ -107,7 +107,8 @@ class SparkPublisher(Run):
 
     def _prepared(self) -> Prepared:
         if self._most_bytes:  # only a start takes over from others
-            require_still_owner(self._config, self._checkpoint.query)
+            begun = str((self._state.read(self._state.query_file) or {}).get("query"))
+            require_still_owner(self._config, self._checkpoint.query, begun)
         prepared = super()._prepared()
         if self._is_not_visible:
             begin = prepared.start_state
@@ -146,10 +147,11 @@ class SparkPublisher(Run):
         while True:
             try:
                 return self._prepare()
-            except EventpubError as error:
-                if (final := failures.of_shard(0, error, 1, time.monotonic())) is not None:
-                    raise final from error
-                log.warning("the start failed; trying again", error=str(error), wait=wait)
+            except EventpubError as found:
+                error = found
+            if (final := failures.of_shard(0, error, 1, time.monotonic())) is not None:
+                raise final
+            log.warning("the start failed; trying again", error=str(error), wait=wait)
             until, wait = time.monotonic() + wait, min(2 * wait, _LONGEST_WAIT)
             while time.monotonic() < until:
                 if self._stopped_by is not None:

@@ -61,6 +61,7 @@ def test_a_login_without_a_password_is_told_that_none_is_set() -> None:
         (1114, "The table '/tmp/#sql1_2' is full", True),
         (1105, "target: shop.0.primary: vttablet: rpc error: code = Unavailable", True),
         (1105, "Unknown error", False),
+        (1030, "Got error 176 - 'Read page with wrong checksum' from storage engine InnoDB", False),
         (1064, "You have an error in your SQL syntax", False),
     ],
 )
@@ -68,6 +69,7 @@ def test_a_server_short_of_something_is_waited_for(
     number: int, said: str, is_retriable: bool
 ) -> None:
     """A full tmpdir for some minutes ended the publisher after one."""
-    error = store_error(pymysql.err.OperationalError(number, said))
+    made = pymysql.err.InternalError if number < 1000 else pymysql.err.OperationalError
+    error = store_error(made(number, said))
     assert error.code == "store.query_failed"
     assert error.retriable == is_retriable

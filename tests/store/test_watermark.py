@@ -129,7 +129,7 @@ def test_what_was_read_while_nobody_could_see_is_told_at_the_end_of_what_was_ope
     found = seen((10, []), (11, [tx(1, started=10)]), max_wait=100)
     found.seen(20 * SECOND, [tx(1, started=10), tx(2, thread=2, started=15)], reached=19 * SECOND)
     found.seen(21 * SECOND, [], reached=19 * SECOND)
-    assert sorted(found.take_ended()) == [(10 * SECOND, 11 * SECOND), (14 * SECOND, 20 * SECOND)]
+    assert sorted(found.take_ended()) == [(10 * SECOND, 11 * SECOND), (11 * SECOND, 20 * SECOND)]
     found = seen((10, []), (11, [tx(1, started=10)]))
     found.seen(20 * SECOND, [], reached=19 * SECOND)
     assert found.take_ended() == [(10 * SECOND, 19 * SECOND)]

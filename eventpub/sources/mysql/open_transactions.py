@@ -160,13 +160,13 @@ class OpenTransactions:
                 # as its start
                 since = started = _EVER
         else:
-            before = min(self.polled_at, started) if went_back else self.polled_at
-            if found.thread and started <= at:  # in whole seconds; polls may be an hour apart
-                before = max(before, started - SECOND)
-            if found.statement is not None:
-                before = found.statement if found.is_waiting else min(before, found.statement)
-            # between polls the clock may have gone back and forth
-            since = before if at - self.polled_at <= SECOND else min(before, started)
+            known = min(self.polled_at, started) if went_back else self.polled_at
+            # in whole seconds; polls may be an hour apart
+            is_sure = found.thread and started <= at
+            before = _first_write(found, max(known, started - SECOND) if is_sure else known)
+            since = _first_write(found, known)
+            if at - self.polled_at > SECOND:  # the clock may have gone back and forth
+                since = min(since, started)
         return replace(
             found,
             started=started,
@@ -333,3 +333,10 @@ def found_in(
         for thread, since in statements.items()
         if thread not in threads
     ]
+
+
+def _first_write(found: Transaction, known: int) -> int:
+    """A new transaction has written nothing before; `known`: before its first statement."""
+    if found.statement is None:
+        return known
+    return found.statement if found.is_waiting else min(known, found.statement)
