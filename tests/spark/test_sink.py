@@ -410,9 +410,17 @@ def test_a_task_that_commits_while_its_query_is_taken_over_does_not_get_the_id_b
     app: Any = SimpleNamespace(id=options.id)
     config: Any = SimpleNamespace(app=app, sink=options.sink)
     require_still_owner(config, "threads-1")
+    require_still_owner(config, "of before", "threads-1")  # which it has begun to take
     with pytest.raises(SinkError) as found:
         require_still_owner(config, "q1")
     assert found.value.code == "sink.other_query"
+    # nor does one that was slow to take it, once a later one has
+    later = Task(kafka_server, topic_name, "q9", after_query="threads-1")
+    assert later.write(0, [event("a", 3)]).is_new
+    assert successor.markers.are_after("threads-1"), "it has not said so by `take`"
+    numbered.NumberedSink(Clients(options.sink), options.id).take("q9", 4)
+    assert later.write(1, [event("a", 4)]).is_new
+    assert not successor.markers.are_after("threads-1")
 
 
 def test_another_query_with_the_same_id_is_refused_and_may_follow_by_name(
