@@ -247,7 +247,7 @@ def _summary(verdict: Verdict) -> str:
     found = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in verdict.counts.items())
     text = f"{counted(verdict.events, 'event')} compared: {found}"
     if not verdict.behind:
-        if not (verdict.events or verdict.records):
+        if verdict.ok and not (verdict.events or verdict.records):
             return "nothing to compare: no event of this range is in the store or on the topic"
         held = verdict.counts["held"]
         wait = f"; {counted(held, 'event')} held: not published yet" if held else ""

@@ -25,7 +25,7 @@ from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
 from eventpub.errors import StateError
 from eventpub.times import SYSTEM_CLOCK, Clock
 
-FORMAT = 5
+FORMAT = 4
 IDENTITY = b"midentity"
 """Key of what an index belongs to, the same in every format."""
 NUMBER = struct.Struct(">q")
@@ -121,6 +121,7 @@ class Database:
             self._db.flush()
         except Exception as error:
             raise _mapped(error, self.directory) from error
+        self._since_mark = _MARKED_EVERY  # the next write shows if this file is lost
 
     def copy_to(self, folder: Path) -> None:
         """Make a consistent copy while in use, of hard links where the disk has them.

@@ -74,7 +74,7 @@ class BucketCounts:
 
 _PACKED = struct.Struct("<qqqiqq?q")
 """A hold without its aggregate, in field order."""
-_TIMES = struct.Struct("<28xqqx8x")
+_TIMES = struct.Struct("<28xqq")
 """`next_attempt` and `since` of a packed hold."""
 
 
@@ -92,7 +92,7 @@ def packed_hold(hold: Hold) -> bytes:
 
 
 def unpacked_hold(aggregate_id: str, value: bytes) -> Hold:
-    return Hold(aggregate_id, *_PACKED.unpack(value))
+    return Hold(aggregate_id, *_PACKED.unpack(value.ljust(_PACKED.size, b"\0")))
 
 
 class Holds(Mapping[str, Hold]):
@@ -154,7 +154,9 @@ class Holds(Mapping[str, Hold]):
         return first and first[0]
 
     def due_after(self, latest: int) -> list[Hold]:
-        return [self[a] for a, value in self._packed.items() if _TIMES.unpack(value)[0] > latest]
+        return [
+            self[a] for a, value in self._packed.items() if _TIMES.unpack_from(value)[0] > latest
+        ]
 
     def oldest(self) -> int | None:
         """Smallest `create_time` of the held events, µs; None: nothing is held."""
@@ -171,17 +173,19 @@ class _Heap:
         self._entries: list[tuple[int, str]] = []
 
     def add(self, aggregate_id: str, value: bytes) -> None:
-        heapq.heappush(self._entries, (_TIMES.unpack(value)[self._which], aggregate_id))
+        heapq.heappush(self._entries, (_TIMES.unpack_from(value)[self._which], aggregate_id))
 
     def first(self) -> tuple[int, str] | None:
         """Smallest time, and its aggregate."""
         if len(self._entries) > 2 * len(self._packed) + 1000:
-            times = ((_TIMES.unpack(value)[self._which], a) for a, value in self._packed.items())
+            times = (
+                (_TIMES.unpack_from(value)[self._which], a) for a, value in self._packed.items()
+            )
             self._entries = sorted(times)
         while self._entries:
             at, aggregate_id = self._entries[0]
             value = self._packed.get(aggregate_id)
-            if value is not None and _TIMES.unpack(value)[self._which] == at:
+            if value is not None and _TIMES.unpack_from(value)[self._which] == at:
                 return at, aggregate_id
             self.drop()
         return None

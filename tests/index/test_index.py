@@ -680,11 +680,17 @@ def test_what_was_taken_over_survives_a_power_failure(tmp_path: Path) -> None:
     with Index(tmp_path / "new", IDENTITY) as index:
         move(index, [tmp_path / "0"], lambda _: True, [], None)
         shutil.copytree(tmp_path / "new", tmp_path / "after")
+        index.record(decided(last={"b": 1}), {}, position=78)
+        shutil.copytree(tmp_path / "new", tmp_path / "without")
     for log in (tmp_path / "after").glob("*.log"):
         log.write_bytes(b"")
     with Index(tmp_path / "after", IDENTITY) as index:
         assert not index.is_new
         assert index.known(["a"]).last == {"a": 3}
+    for manifest in (tmp_path / "without").glob("MANIFEST-*"):
+        manifest.write_bytes(manifest.read_bytes()[:-40])  # without the file that has it
+    with pytest.raises(StateError, match="a part of what was written is missing"):
+        Index(tmp_path / "without", IDENTITY)
 
 
 def test_an_index_of_an_earlier_state_is_not_taken_over(tmp_path: Path) -> None:
