@@ -74,7 +74,7 @@ class BucketCounts:
 
 _PACKED = struct.Struct("<qqqiqq?q")
 """A hold without its aggregate, in field order."""
-_TIMES = struct.Struct("<28xqq")
+_times_of = struct.Struct("<28xqq").unpack_from
 """`next_attempt` and `since` of a packed hold."""
 
 
@@ -154,9 +154,7 @@ class Holds(Mapping[str, Hold]):
         return first and first[0]
 
     def due_after(self, latest: int) -> list[Hold]:
-        return [
-            self[a] for a, value in self._packed.items() if _TIMES.unpack_from(value)[0] > latest
-        ]
+        return [self[a] for a, value in self._packed.items() if _times_of(value)[0] > latest]
 
     def oldest(self) -> int | None:
         """Smallest `create_time` of the held events, µs; None: nothing is held."""
@@ -165,7 +163,7 @@ class Holds(Mapping[str, Hold]):
 
 
 class _Heap:
-    """Holds by the `which`-th of `_TIMES`; stale entries are skipped when read."""
+    """Holds by the `which`-th of `_times_of`; stale entries are skipped when read."""
 
     def __init__(self, packed: Mapping[str, bytes], which: int) -> None:
         self._packed = packed
@@ -173,19 +171,17 @@ class _Heap:
         self._entries: list[tuple[int, str]] = []
 
     def add(self, aggregate_id: str, value: bytes) -> None:
-        heapq.heappush(self._entries, (_TIMES.unpack_from(value)[self._which], aggregate_id))
+        heapq.heappush(self._entries, (_times_of(value)[self._which], aggregate_id))
 
     def first(self) -> tuple[int, str] | None:
         """Smallest time, and its aggregate."""
         if len(self._entries) > 2 * len(self._packed) + 1000:
-            times = (
-                (_TIMES.unpack_from(value)[self._which], a) for a, value in self._packed.items()
-            )
+            times = ((_times_of(value)[self._which], a) for a, value in self._packed.items())
             self._entries = sorted(times)
         while self._entries:
             at, aggregate_id = self._entries[0]
             value = self._packed.get(aggregate_id)
-            if value is not None and _TIMES.unpack_from(value)[self._which] == at:
+            if value is not None and _times_of(value)[self._which] == at:
                 return at, aggregate_id
             self.drop()
         return None
