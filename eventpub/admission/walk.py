@@ -129,8 +129,8 @@ class Walker:
         return self._order[1:]
 
     def _was_missed_too(self, hold: Hold, version: int) -> bool:
-        """Whether a missing version was looked up as often as the one just skipped: if that one had
-        been found, its writer may be about to write this one."""
+        """Whether a version was missed together with the one just skipped, so that it was looked up
+        as often. After one that was found the wait begins anew: its writer may be at work."""
         if version >= hold.missed_upto or not (gaps := self._batch.decision.gaps):
             return False
         return (gaps[-1].aggregate_id, gaps[-1].reason) == (hold.aggregate_id, "max_backoff")

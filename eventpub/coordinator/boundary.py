@@ -28,8 +28,8 @@ _SHOWS_AT_LAST = 3_000_000
 """Upper bound of the same, µs: after two seconds an INSERT is in the process list."""
 
 _UNKNOWN_FOR = 300_000_000
-"""µs for which what was open counts as open where nobody may look; the recount's horizon if
-larger."""
+"""µs for which a transaction counts as open after it was last seen open; the recount's horizon if
+that is larger."""
 
 _IDLE_AFTER = 1.0
 _IDLE_EVERY = 0.3

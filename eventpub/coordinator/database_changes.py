@@ -117,7 +117,8 @@ class NewestRows:
         highest, at = before or self._last
         # a transaction that commits late has ids below others that are known
         known, self._known = self._known or {highest}, {row.id for row in rows}
-        new = [row for row in rows if row.id > min(known) and row.id not in known]
+        least = min(known)
+        new = [row for row in rows if row.id > least and row.id not in known]
         new = [row for row in new if row.created > self._start]
         times = [row.created for row in rows if row.id <= highest and row.created <= now]
         self._youngest = max([self._youngest, *times])

@@ -176,7 +176,7 @@ request. A frozen process causes one, and twice as many count for it once it wak
 of one id with little to do cause one in minutes."""
 
 FROZEN_AFTER = 10.0
-"""Seconds without an event in a loop that has one each second."""
+"""Seconds without an event, in a loop that has one every second, after which it was frozen."""
 
 _ROTATED_WITHIN = 120.0
 """Seconds for a new password or certificate to reach its file: in Kubernetes up to 90."""

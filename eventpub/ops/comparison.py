@@ -21,7 +21,7 @@ from eventpub.ops.topic import DEAD, DIVERTED, EVENT, FAULTS, FOREIGN, GAP, LATE
 MOST_LOOKED_UP = 10_000
 """Most differing events that are looked up again in the store."""
 _MOST_HELD = 200_000
-"""Most missing events of which those that wait for another one are told apart, in memory."""
+"""Most missing events of which the held ones are found; they are compared in memory."""
 
 LookUp = Callable[[Sequence[tuple[str, int]]], Collection[tuple[str, int]]]
 """Returns those of the given events that are in the store now, whatever their time."""

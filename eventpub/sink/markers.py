@@ -165,8 +165,10 @@ class Markers:
             count *= 4
 
     def are_after(self, owner: str) -> bool:
-        """Whether an attempt of a former owner has committed since the last take, by this owner;
-        False: or another one has taken over, or a transaction of another id hides them."""
+        """Whether an attempt of a former owner has committed since this owner took the id.
+
+        Also False if another owner has taken it since, or an open transaction hides the markers.
+        """
         try:
             found = [marker for _, marker in self.back_to("", 1 << 62, waits=MARKER_TIMEOUT)]
         except SinkError as error:

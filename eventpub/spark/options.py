@@ -19,15 +19,13 @@ from eventpub.config import Config, Gaps, Read, Recount, Sink, Store
 from eventpub.errors import ConfigError, StateError
 from eventpub.times import parse_time
 
-_SECTIONS: dict[str, Any] = {
-    **{"store": Store, "read": Read, "gaps": Gaps, "recount": Recount, "sink": Sink},
-}
+_SECTIONS: dict[str, Any] = {"store": Store, "read": Read, "gaps": Gaps, "recount": Recount}
 _SECTION_OF = {
     key: section
     for section, model in _SECTIONS.items()
     for key in model.model_fields
-    if key != "columns" and (section != "sink" or key == "dead_limit")
-}
+    if key != "columns"
+} | {"dead_limit": "sink"}
 _SINK_KEYS = (
     "create_topics", "partitions", "replication_factor", "dead_limit", "transaction_timeout",
 )  # fmt: skip
@@ -213,7 +211,7 @@ def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> Sourc
     found, columns = _named(of, given, {*_SECTION_OF, *others} - of_other, "columns.")
     _require(found, "url", *["state"] * is_stream)
     own = _validated(_Own, {name: found[name] for name in others if name in found})
-    sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+    sections: dict[str, dict[str, Any]] = {name: {} for name in (*_SECTIONS, "sink")}
     for name in found.keys() & _SECTION_OF.keys():
         sections[_SECTION_OF[name]][name] = found[name]
     if columns:

@@ -171,7 +171,7 @@ class Rdict:
         return Items(self._database.data)
 
     def flush(self) -> None:
-        """As there: all writes are durable."""
+        """Make all writes durable."""
         self._database.durable = len(self._database.history)
 
     def write(self, batch: WriteBatch) -> None:
