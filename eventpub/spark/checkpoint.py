@@ -46,9 +46,7 @@ class Checkpoints:
         config, begin = self._config, self._prepared.start_state
         location = _location(config, self._state)
         known = self._state.read(self._state.query_file) or {}
-        next(
-            Place(location).names("checkpoint"), None
-        )  # raises if it cannot be used
+        next(Place(location).names("checkpoint"), None)  # raises if it cannot be used
         belongs = {
             "engine": "spark",
             "location": location,
