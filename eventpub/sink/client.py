@@ -60,6 +60,7 @@ def call(function: Callable[..., T], *arguments: Any) -> T:
     raise KafkaException(raised)
 
 
+_ALL_DOWN = KafkaError._ALL_BROKERS_DOWN
 _ANSWERED_WITHIN = 60.0
 """Seconds; a request without an answer fails within `socket.timeout.ms`."""
 _ASKS_FOR_A_TOKEN_WITHIN = 15.0
@@ -95,6 +96,8 @@ class ClientLog(TransactionLog):
             faults.is_unanswered()
         if facility == "FAIL":
             self._failed_connection = time.monotonic(), _why_it_failed(text)
+            if self.last_error is not None and self.last_error.code() == _ALL_DOWN:
+                self.error(self.last_error)
         log.debug("%s %s %s", facility, name, text)  # the errors of the sink say what matters
 
     def error(self, error: KafkaError) -> None:
@@ -104,9 +107,9 @@ class ClientLog(TransactionLog):
             error = KafkaError(error.code(), f"{faults.NO_TOKEN}: {failure}")
         log.debug("client error %s: %s", error.name(), error.str())
         now = time.monotonic()
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # which does not say why
+        if error.code() == _ALL_DOWN:  # which does not say why
             faults.is_unanswered()
-            if self.last_error is not None:
+            if self.last_error is not None and self.last_error.code() != _ALL_DOWN:
                 return
             failed_at, why = self._failed_connection or (now, error.str())
             if now - failed_at < _REPEATED_WITHIN:

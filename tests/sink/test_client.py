@@ -68,6 +68,8 @@ def test_that_all_brokers_are_down_is_said_with_why_a_connection_failed(
     log.forget()
     log.error(all_down)
     assert log.last_error.str() == "0/2 brokers are down"
+    log.log(20, "%s", "FAIL", "rdkafka#producer-1", line)
+    assert log.last_error.str() == why, "the reason may be heard after it"
 
 
 def test_a_login_without_a_provider_names_other_mechanisms() -> None:

@@ -18,7 +18,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import topics
 from eventpub.sink.base import Content
 from eventpub.sink.checks import checks
 from eventpub.sink.client import Clients
@@ -89,9 +88,8 @@ def test_a_wrong_password_is_said_at_once_and_never_shown(
 
 
 def test_a_client_without_the_login_is_told_that_connections_are_closed(
-    own_broker: OwnBroker, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    own_broker: OwnBroker, topic_name: str
 ) -> None:
-    monkeypatch.setattr(topics, "REACH_TIMEOUT", 3.0)
     with pytest.raises(SinkError) as caught:
         check_topics(Clients(settings(topic_name, own_broker.guarded)))
     assert caught.value.code == "sink.unreachable"
