@@ -81,7 +81,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     known = _read_state(config, "progress.json")
     former = dict.fromkeys((*known.get("numbers", ()), known.get("partitions")))
     # an event of an hour that the clocks repeat may have its other time on the topic
-    longest = max((back for _, back in layout.repeated), default=0)
+    longest = max((back for _, back in layout.clock.repeated), default=0)
     since = None if first is None else first - longest
     reader = TopicReader(config.sink, config.app.id, patience, first=since, last=last)
     with (
@@ -94,7 +94,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         rules = Rules(
             numbers=(*(n for n in former if n not in {None, reader.partitions}), reader.partitions),
             late_policy=config.gaps.late,
-            clock_changes=layout.repeated,
+            clock_changes=layout.clock.repeated,
             first_version=config.store.first_version,
             held_since=_held_since(config, store.now()),
             held=partial(_held, config),

@@ -76,7 +76,7 @@ class Assignment:
             late=gaps.late,
             contents_of=None if self.layout.key_is_unique else contents_of,
             times_last=self.layout.times_last,
-            repeated=self.layout.repeated,
+            repeated=self.layout.clock.repeated,
         )
 
 

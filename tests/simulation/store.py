@@ -12,6 +12,7 @@ from eventpub.admission.model import Shard, VersionRange
 from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow, Page, Poll
 from eventpub.sources.mysql.server import Server
+from eventpub.sources.mysql.values import UTC
 from tests.simulation.world import Row, world
 from tests.twins.source import AnyRow, MemorySource
 
@@ -44,7 +45,7 @@ class EventStore(MemorySource):
         return SimpleNamespace(
             key_is_unique=not setup.allows_second or (setup.drops_key and not world().second),
             times_last=True,
-            repeated=(),
+            clock=UTC,
             read_as="UTC/1",
             ids_as="text",
             where="events",

@@ -216,7 +216,8 @@ class EventStore(Source):
                 break
         if newest is None or (left_rows > 0 and left_size > 0):
             return Page(batches, None)
-        return _without_moment(int(layout.instants(local_times(newest), after, upto)[0]), batches)
+        last = int(layout.clock.utc(local_times(newest), after, upto)[0])
+        return _without_moment(last, batches)
 
     def counts(self, ranges: Sequence[tuple[int, int]], most: int | None = None) -> list[int]:
         found = [0] * len(ranges)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 import numpy as np
-import numpy.typing as npt
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
@@ -118,18 +117,8 @@ class Layout:
     def clock(self) -> Zone:
         return self.zone or UTC
 
-    def instants(
-        self, local: npt.NDArray[np.int64], after: int | None = None, upto: int | None = None
-    ) -> npt.NDArray[np.int64]:
-        return self.clock.utc(local, after, upto)
-
     def instant(self, local: int, after: int | None = None, upto: int | None = None) -> int:
-        return int(self.instants(np.array([local]), after, upto)[0])
-
-    @property
-    def repeated(self) -> tuple[tuple[int, int], ...]:
-        """When the clocks go back (local, µs), and by how much."""
-        return tuple(self.clock.repeated)
+        return int(self.clock.utc(np.array([local]), after, upto)[0])
 
 
 def is_set_once(column: Column) -> bool:

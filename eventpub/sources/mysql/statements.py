@@ -267,7 +267,7 @@ def record_batch(
         numbers = versions.cast(pa.string()).cast(pa.int64())
     except pa.ArrowInvalid as error:
         raise _invalid_row(layout, columns) from error
-    instants = pa.array(layout.instants(local, after, upto))
+    instants = pa.array(layout.clock.utc(local, after, upto))
     type_text = lenient_text(types).fill_null("")
     return pa.RecordBatch.from_arrays(
         [id_text, numbers, type_text, payloads, metadata, instants], schema=EVENTS

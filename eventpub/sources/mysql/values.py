@@ -186,22 +186,20 @@ class Zone:
         return instant + self.offsets[bisect_right(self.changes, instant)]
 
     @cached_property
-    def repeated(self) -> list[tuple[int, int]]:
+    def repeated(self) -> tuple[tuple[int, int], ...]:
+        """When the clocks go back, and by how much."""
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
-        return [(at, old - new) for at, old, new in steps if new < old]
+        return tuple((at, old - new) for at, old, new in steps if new < old)
 
     def next_backward_change(self, instant: int) -> int:
         return next((at for at, _ in self.repeated if at >= instant), _NEVER)
-
-    def backward_changes(self, after: int, upto: int) -> list[int]:
-        return [at for at, _ in self.repeated if after < at <= upto]
 
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
         """The smallest range ``first ≤ local ≤ last`` that covers ``after < t ≤ upto``.
 
         Ranges of adjacent windows leave no gap.
         """
-        back = self.backward_changes(after, upto)
+        back = [at for at, _ in self.repeated if after < at <= upto]
         first = min([self.local(after) + 1, *(self.local(t) for t in back)])
         last = max([self.local(upto), *(self.local(t - 1) for t in back if t - 1 > after)])
         return first, last
