@@ -7,6 +7,7 @@ docs/configuration.md, and in the refusal of a value. Durations are whole micros
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -250,17 +251,25 @@ class Config(Section):
 def refused_properties(
     section: str, properties: Mapping[str, str], delivery: str
 ) -> Iterator[ConfigError]:
+    """Those of librdkafka or Spark that would break what `sink.delivery` promises."""
     for name, value in properties.items():
-        why = form.refused_property(name, value, delivery)
+        allowed, words = form.ALLOWED_VALUES.get(name, (".*", ""))
+        is_free = delivery == "at_most_once"
+        is_free |= delivery == "at_least_once" and name == "log.connection.close"
+        why = f"it must be {words}"
         if section == "spark" and not name.startswith("spark."):
             why = "Spark ignores names that do not begin with spark."
-        if why is not None:
-            yield ConfigError(
-                "config.contradiction",
-                f"{name} cannot be set like this: {why}",
-                where=f"{section}.properties.{name}",
-                suggestion=f"remove {name} from [{section}.properties]",
-            )
+        elif name in form.PROTECTED_PROPERTIES:
+            keys = "see [sink] and [spark] for keys that replace it"
+            why = f"eventpub sets or does not use it; {keys}"
+        elif is_free or re.fullmatch(allowed, value.strip().lower(), re.DOTALL):
+            continue
+        yield ConfigError(
+            "config.contradiction",
+            f"{name} cannot be set like this: {why}",
+            where=f"{section}.properties.{name}",
+            suggestion=f"remove {name} from [{section}.properties]",
+        )
 
 
 def contradictions(config: Config) -> Iterator[ConfigError]:

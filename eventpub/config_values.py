@@ -48,16 +48,12 @@ def _url(value: SecretStr) -> SecretStr | None:
     return value if is_whole and url.scheme in {"mysql+pymysql", "mariadb+pymysql"} else None
 
 
-def _names(value: Any) -> Any:
+def _columns(value: Any) -> tuple[str, ...] | None:
     """One name, or a list; in the environment and in flags, the list as JSON."""
-    if not isinstance(value, str):
-        return value
-    return json.loads(value) if value.startswith("[") else [value] if value else []
-
-
-def _columns(names: tuple[str, ...]) -> tuple[str, ...] | None:
-    is_unique = len({name.lower() for name in names}) == len(names)
-    return names if 1 <= len(names) <= 4 and all(names) and is_unique else None
+    if isinstance(value, str):
+        value = json.loads(value) if value.startswith("[") else [value]
+    is_unique = len({name.lower() for name in value}) == len(value)
+    return tuple(value) if 1 <= len(value) <= 4 and all(value) and is_unique else None
 
 
 def _start(value: Any) -> str:
@@ -113,8 +109,7 @@ File = Annotated[Path | None, _NONE_IF_EMPTY]
 Column = Annotated[str | None, _NONE_IF_EMPTY]
 KeyColumns = Annotated[
     tuple[str, ...],
-    _reads(_names),
-    _reads(_columns, AfterValidator),
+    _reads(_columns, PlainValidator),
     _written(lambda names: list(names) if names[1:] else names[0]),
 ]
 AppId = Annotated[str, _like(r"[A-Za-z0-9._-]{1,200}")]
@@ -169,7 +164,7 @@ _OURS = """
 """
 PROTECTED_PROPERTIES = frozenset(_OURS.split())
 """Names that `[sink.properties]` and `[spark.properties]` may not set."""
-_ONLY = {
+ALLOWED_VALUES = {
     **dict.fromkeys(("enable.idempotence", "log.connection.close"), ("true", "true")),
     **dict.fromkeys(("acks", "request.required.acks"), ("all|-1", "all or -1")),
     **dict.fromkeys(
@@ -180,15 +175,3 @@ _ONLY = {
     "spark.speculation": ("false", "false"),
 }
 """By property the values that it may have: a regular expression, and in words."""
-
-
-def refused_property(name: str, value: str, delivery: str) -> str | None:
-    """Why a property of librdkafka or Spark would break what `sink.delivery` promises, or None."""
-    if name in PROTECTED_PROPERTIES:
-        return "eventpub sets or does not use it; see [sink] and [spark] for keys that replace it"
-    pattern, words = _ONLY.get(name, (".*", ""))
-    if delivery == "at_most_once" or re.fullmatch(pattern, value.strip().lower(), re.DOTALL):
-        return None
-    if name == "log.connection.close" and delivery != "exactly_once":
-        return None
-    return f"it must be {words}"
