@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Protocol, Self
 
 import pyarrow as pa
 
 from eventpub.admission.model import Shard, VersionRange
-from eventpub.config import Read
+from eventpub.config import Read, parse_time
 
 
 @dataclass(frozen=True)
@@ -175,5 +174,4 @@ def start_position(read: Read, now: Callable[[], int]) -> int:
         return BEGINNING
     if read.start == "now":
         return now()
-    started = datetime.fromisoformat(read.start) - datetime(1970, 1, 1, tzinfo=UTC)
-    return started // timedelta(microseconds=1)
+    return parse_time(read.start)
