@@ -44,7 +44,8 @@ def current(secret: str) -> str:
 _lock = threading.Lock()
 _lasting: set[str] = set()
 _passing: deque[str] = deque(maxlen=32)
-_forms: tuple[re.Pattern[str] | None, list[str]] | None = None
+_forms: tuple[re.Pattern[str] | None, list[str]] = (None, [])
+"""Secrets that are ordinary words, and all forms of the others, longest first."""
 
 
 def remember(secret: str, *, passing: bool = False) -> None:
@@ -60,7 +61,12 @@ def remember(secret: str, *, passing: bool = False) -> None:
             _passing.append(secret)
         else:
             _lasting.add(secret)
-        _forms = None
+        secrets = {*_lasting, *_passing}
+        words = {s for s in secrets if _AN_ORDINARY_WORD.fullmatch(s)}
+        ways = (str, partial(quote, safe=""), quote_plus, unquote)
+        forms = {how(s) for s in secrets - words for how in ways}
+        forms |= {repr(form)[1:-1] for form in forms}
+        _forms = _in_place(words), sorted(forms, key=len, reverse=True)
 
 
 def mask(text: str) -> str:
@@ -69,26 +75,13 @@ def mask(text: str) -> str:
     A secret that is also an ordinary word is hidden only where a secret is expected (after
     "password" and the like, or before a URL's host); hiding it elsewhere would reveal it.
     """
-    words, others = _as_written()
+    words, others = _forms
     for form in others:
         text = text.replace(form, MASK)
     return words.sub(MASK, text) if words else text
 
 
 _AN_ORDINARY_WORD = re.compile(r"[A-Za-z]?[a-z]{0,9}|[0-9]{1,6}|.{1,3}", re.DOTALL)
-
-
-def _as_written() -> tuple[re.Pattern[str] | None, list[str]]:
-    global _forms  # noqa: PLW0603
-    with _lock:
-        if _forms is None:
-            secrets = {*_lasting, *_passing}
-            words = {s for s in secrets if _AN_ORDINARY_WORD.fullmatch(s)}
-            ways = (str, partial(quote, safe=""), quote_plus, unquote)
-            forms = {how(s) for s in secrets - words for how in ways}
-            forms |= {repr(form)[1:-1] for form in forms}
-            _forms = _in_place(words), sorted(forms, key=len, reverse=True)
-        return _forms
 
 
 def _in_place(words: set[str]) -> re.Pattern[str] | None:

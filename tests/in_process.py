@@ -39,4 +39,4 @@ def forget_secrets() -> None:
     """What was remembered to be masked."""
     masking._lasting.clear()
     masking._passing.clear()
-    masking._forms = None
+    masking._forms = (None, [])
