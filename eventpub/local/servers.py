@@ -209,7 +209,6 @@ class Programs:
 
     name: str
     command: Sequence[str]
-    options: Sequence[str]
     data: Path
 
 
@@ -263,7 +262,6 @@ class Database(Server):
             *(*self.programs.command, f"--datadir={data}", f"--tmpdir={temporary}"),
             *(f"--init-file={first}", f"--port={self.port}", "--bind-address=127.0.0.1"),
             *("--socket=server.sock", f"--pid-file={self.directory / 'server.pid'}"),
-            *self.programs.options,
             *self._options,
         ]
 
@@ -308,7 +306,7 @@ def mariadb_of_maven() -> Programs:
 
     base = installed(f"mariadb-{MARIADB_VERSION}", needs=1100 * MIB, build=build)
     command = [str(base / "bin" / "mariadbd"), "--no-defaults", *as_root(), f"--basedir={base}"]
-    return Programs(f"MariaDB {MARIADB_VERSION}", command, MARIADB_OPTIONS, base / DATA)
+    return Programs(f"MariaDB {MARIADB_VERSION}", [*command, *MARIADB_OPTIONS], base / DATA)
 
 
 MARIADB_OPTIONS = ["--skip-ssl"]

@@ -186,7 +186,7 @@ def _of_packages(
         make_data(folder, folder / DATA)
 
     folder = installed(packages.cached, needs=1200 * MIB, build=build)
-    return Programs(name, command(folder), options, folder / DATA)
+    return Programs(name, [*command(folder), *options], folder / DATA)
 
 
 def _plugins(usr: Path) -> Path:
@@ -203,7 +203,7 @@ class _MySQLContainer(Database):
         options: Sequence[str],
         image: str,
     ) -> None:
-        programs = Programs(f"MySQL (container {image})", [], _MYSQL_OPTIONS, Path())
+        programs = Programs(f"MySQL (container {image})", _MYSQL_OPTIONS, Path())
         super().__init__(directory, port, options, programs)
         self._image = image
         self._container = f"eventpub-mysql-{uuid.uuid4().hex[:12]}"
@@ -224,7 +224,7 @@ class _MySQLContainer(Database):
             f"--volume={self.directory}:{self.directory}",  # files that options name
             *("--env=MYSQL_ALLOW_EMPTY_PASSWORD=yes", "--env=MYSQL_ROOT_HOST=%"),
             *("--env=MYSQL_DATABASE=eventpub", *zone, self._image),
-            *(*self.programs.options, *self._options),
+            *(*self.programs.command, *self._options),
         ]
 
     def _deliver(self, number: signal.Signals) -> None:
