@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from eventpub import masking
+from eventpub.errors import ConfigError
 from eventpub.times import format_duration, format_time, parse_duration, parse_time
 
 
@@ -82,6 +83,33 @@ def _shown(properties: dict[str, str]) -> dict[str, str]:
         return masking.MASK if is_secret else masking.mask_url(value)
 
     return {name: shown(name, value) for name, value in properties.items()}
+
+
+def read_file(file: Path, key: str) -> str:
+    """The text of a file that a key names; raises config.file_unreadable."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            "config.file_unreadable",
+            f"{file} cannot be read: {reason}",
+            where=key,
+            suggestion="name a file that the account that runs eventpub can read",
+        ) from None
+
+
+def read_secret(file: Path, key: str) -> masking.FileSecret:
+    text = read_file(file, key).rstrip("\r\n")
+    if not text:
+        raise ConfigError(
+            "config.password_file",
+            f"{file} is empty",
+            where=key,
+            suggestion="write the secret into it, or remove the key",
+        )
+    masking.remember(text)
+    return masking.FileSecret(text, file.absolute())
 
 
 def _like(pattern: str) -> Any:

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from eventpub import masking
 from eventpub.config import Config, contradictions
-from eventpub.config_values import is_secret_property
+from eventpub.config_values import is_secret_property, read_file, read_secret
 from eventpub.errors import ConfigError
 from eventpub.times import format_duration
 
@@ -159,24 +159,6 @@ def load(  # noqa: PLR0913 (one a source)
     return Loaded(config, origins, named if is_read else None)
 
 
-def read_file(file: Path, key: str) -> str:
-    """The text of a file that a key names.
-
-    Raises:
-        ConfigError: config.file_unreadable
-    """
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(
-            "config.file_unreadable",
-            f"{file} cannot be read: {reason}",
-            where=key,
-            suggestion="name a file that the account that runs eventpub can read",
-        ) from None
-
-
 def _read_toml(file: Path) -> dict[str, Any]:
     text = read_file(file, str(file))
     try:
@@ -258,13 +240,7 @@ class _Table:
         elif in_file := _named_by_file(name, value):
             if name not in KEYS:  # a library's property that only eventpub knows
                 self._forget(name)
-            text = read_file(Path(value), name).rstrip("\r\n")
-            if not text:
-                fill = "write the secret into it, or remove the key"
-                self._refuse("config.password_file", f"{value} is empty", name, fix=fill)
-                return
-            masking.remember(text)
-            secret = masking.FileSecret(text, Path(value).absolute())
+            secret = read_secret(Path(value), name)
             self._values[in_file] = SecretStr(secret) if in_file in KEYS else secret
             self.origins[in_file] = f"file {value}"
 

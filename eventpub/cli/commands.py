@@ -192,14 +192,14 @@ def config_check(request: Request) -> Report:
     It does not connect to the database or the brokers; with OIDC it requests a token.
     """
     loaded = request.load()
-    from eventpub import settings
+    from eventpub.config_values import read_file
     from eventpub.sink.client import check_properties
     from eventpub.sources.mysql.connection import connect_arguments
 
     url = connect_arguments(loaded.config.store)
     for name in ("ssl_ca", "ssl_cert", "ssl_key"):
         if (file := url.get(name)) is not None:
-            settings.read_file(Path(file), "store.url")
+            read_file(Path(file), "store.url")
     check_properties(loaded.config.sink, loaded.config.app.id)
     where = str(loaded.file) if loaded.file else "environment and flags"
     return Report(True, f"the configuration ({where}) is valid")

@@ -24,9 +24,9 @@ import pymysql.connections
 from pymysql.charset import charset_by_name
 
 from eventpub.config import Store
+from eventpub.config_values import read_secret
 from eventpub.errors import ConfigError, StoreError
 from eventpub.masking import current
-from eventpub.settings import read_file
 
 Connection = pymysql.connections.Connection
 
@@ -54,7 +54,12 @@ _KEEPALIVE = {
 def connect_arguments(config: Store) -> dict[str, Any]:
     """The arguments for `pymysql.connect`, including the password."""
     arguments = _without_password(config)
-    password = _password(config, urlsplit(config.url.get_secret_value()).password)
+    in_url = urlsplit(config.url.get_secret_value()).password
+    password = None if in_url is None else unquote(in_url)
+    if config.password is not None:
+        password = current(config.password.get_secret_value())
+    elif config.password_file is not None:
+        password = read_secret(config.password_file, "store.password_file")
     if password is not None:
         # bytes: PyMySQL would encode text as latin1
         arguments["password"] = password.encode()
@@ -203,14 +208,6 @@ def run_named(connection: Connection, sql: str) -> list[dict[str, Any]]:
         names = [str(column[0]).lower() for column in cursor.description or ()]
         rows = ([v.decode() if isinstance(v, bytes) else v for v in row] for row in cursor)
         return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _password(config: Store, in_url: str | None) -> str | None:
-    if config.password is not None:
-        return current(config.password.get_secret_value())
-    if config.password_file is not None:
-        return read_file(config.password_file, "store.password_file").rstrip("\r\n")
-    return None if in_url is None else unquote(in_url)
 
 
 def _switch(key: str, value: str) -> bool:
