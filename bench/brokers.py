@@ -41,6 +41,7 @@ from tests.publisher.harness import Publisher, create_table, differences, eventu
 from tests.servers import KafkaCluster, kafka_cluster
 from tests.servers.cluster import FAULTS, strike
 from tests.servers.databases import mysql
+from tests.servers.signals import resume
 from tests.sink.helpers import high_watermarks, open_transactions, stable_offsets
 
 TOPIC = "brokers"
@@ -96,7 +97,7 @@ class Run:
             self._reader.close()
         for broker in self.cluster.brokers.values():
             with suppress(RuntimeError, ProcessLookupError):
-                broker.resume()
+                resume(broker)
         self.cluster.stop()
 
     def begin(self) -> None:

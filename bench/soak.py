@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, differences, eventually
 from tests.servers.databases import mysql
 from tests.servers.kafka import kafka
+from tests.servers.signals import pause, resume
 
 _PROGRESS_SECONDS = 120
 _MOST_FAULTS = 3
@@ -130,9 +132,9 @@ class Soak:
             "kill worker": (self._kill("worker"), self._start_if_ended),
             "pause worker": (self._pause_worker, lambda: None),
             "kill broker": (self.broker.kill, self.broker.start),
-            "pause broker": (self.broker.pause, self.broker.resume),
+            "pause broker": (partial(pause, self.broker), partial(resume, self.broker)),
             "kill database": (self.server.kill, self.server.start),
-            "pause database": (self.server.pause, self.server.resume),
+            "pause database": (partial(pause, self.server), partial(resume, self.server)),
         }
 
     def write(self) -> None:
@@ -309,7 +311,7 @@ def soak(minutes: float, rate: int, seed: int, folder: Path) -> dict[str, Any]:
             s.publisher.kill()
         for server in (s.broker, s.server):
             with suppress(Exception):
-                server.resume()
+                resume(server)
             server.stop()
 
 

@@ -23,6 +23,7 @@ from tests.conftest import FreshDatabase
 from tests.servers import kafka_cluster
 from tests.servers.databases import mariadb, mysql
 from tests.servers.kafka import kafka
+from tests.servers.signals import pause, restart, resume
 
 BOTH = pytest.mark.parametrize("start", [mysql, mariadb])
 
@@ -65,7 +66,7 @@ class TestDatabases:
             assert not server.running
             server.start()
             rows(server, "INSERT INTO t VALUES (2)")
-            server.restart()
+            restart(server)
             assert (server.port, server.pid != first) == (port, True)
             assert rows(server, "SELECT COUNT(*) FROM t") == ((2,),)
             last = server.pid
@@ -100,10 +101,10 @@ class TestDatabases:
         import pymysql
 
         with mariadb(tmp_path) as server:
-            server.pause()
+            pause(server)
             with pytest.raises(pymysql.err.Error):
                 server.connect(read_timeout=1, connect_timeout=1)
-            server.resume()
+            resume(server)
             server.connect().close()
 
     def test_says_the_last_lines_of_its_log_when_it_does_not_start(self, tmp_path: Path) -> None:
@@ -233,7 +234,8 @@ print(started[0].pid if started[0].running else "gone", flush=True)
         assert gone(server)
 
     def test_paused_or_not(self, tmp_path: Path) -> None:
-        with self.start(tmp_path, "started[0].pause(); time.sleep(60)") as starter:
+        stops = "import os, signal; os.kill(started[0].pid, signal.SIGSTOP); time.sleep(60)"
+        with self.start(tmp_path, stops) as starter:
             server = self.pid_of_server(starter)
             time.sleep(0.2)
             starter.kill()

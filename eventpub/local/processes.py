@@ -39,7 +39,7 @@ _given: collections.deque[socket.socket] = collections.deque(maxlen=100)  # mark
 
 
 class Server(ABC):
-    """One server on 127.0.0.1; a context manager that stops it. `restart` keeps its port."""
+    """One server on 127.0.0.1; a context manager that stops it. It keeps its port."""
 
     name = "server"
 
@@ -80,17 +80,6 @@ class Server(ABC):
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
-    def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
-        self._deliver(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._deliver(signal.SIGCONT)
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
     def __enter__(self) -> Self:
         return self
 
@@ -107,8 +96,6 @@ class Server(ABC):
 
     def _deliver(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
-        if number == signal.SIGSTOP:  # its threads stop one after the other
-            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _stop_command(self) -> Sequence[str]:
         return ["sh", "-c", _STOP_PID, "sh", str(self.pid)]

@@ -48,6 +48,7 @@ from tests.publisher.harness import Publisher, create_table, eventually, insert,
 from tests.publisher.test_moving_clocks import SHIM, Clock
 from tests.servers.databases import mysql
 from tests.servers.kafka import kafka
+from tests.servers.signals import pause, resume
 
 TOKEN = "the-token-of-this-dashboard"
 MOST_BYTES = 100_000
@@ -297,10 +298,10 @@ class BrokerHangs(Breakage):
     settings: ClassVar[dict[str, dict[str, Any]]] = {"sink": {"transaction_timeout": "10s"}}
 
     def _break(self) -> None:
-        self.case.servers.broker.pause()
+        pause(self.case.servers.broker)
 
     def _heal(self) -> None:
-        self.case.servers.broker.resume()
+        resume(self.case.servers.broker)
 
 
 class DiskFull(Breakage):

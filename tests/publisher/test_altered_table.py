@@ -18,6 +18,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.servers.signals import pause, resume
 
 ZONE = "-05:00"
 
@@ -121,7 +122,7 @@ def test_while_the_broker_hangs_nobody_waits_for_what_is_read(
             " WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 299999)"
             " SELECT CONCAT('m-', i), 1, 't', REPEAT('x', 400) FROM n"
         )
-        kafka_server.pause()
+        pause(kafka_server)
     try:
         publisher.until_said("sink.unreachable")  # by then it has read what it may
         began = time.monotonic()
@@ -130,6 +131,6 @@ def test_while_the_broker_hangs_nobody_waits_for_what_is_read(
         # it would wait for as long as the broker hangs; a loaded machine takes some seconds, too
         assert time.monotonic() - began < 30
     finally:
-        kafka_server.resume()
+        resume(kafka_server)
     publisher.until_published("a", [1, 2], 120)
     eventually(lambda: not compare(database, publisher.topic), 60)

@@ -26,6 +26,7 @@ from tests.publisher.kafka_doors import (
     renew_client,
 )
 from tests.publisher.test_set_up import ask, assert_both_say
+from tests.servers.signals import restart
 from tests.variants import variants
 
 ROOT = Path(__file__).parents[2]
@@ -297,7 +298,7 @@ def test_a_certificate_of_ours_that_is_renewed_is_used_from_then_on(
     renew_client(broker.certificates, tmp_path, timedelta(days=1))
     while time.monotonic() < until:
         time.sleep(0.1)
-    broker.server.restart()  # as after ten idle minutes, the connections that there were are gone
+    restart(broker.server)  # as after ten idle minutes, the connections that there were are gone
     deadline = time.monotonic() + 60
     while topic_name not in partition_counts(Clients(sink), 20):
         assert time.monotonic() < deadline

@@ -28,6 +28,7 @@ from tests.publisher.harness import (
 )
 from tests.servers.databases import mysql
 from tests.servers.kafka import kafka
+from tests.servers.signals import pause, resume
 from tests.sink.conftest import broker_with_doors
 from tests.sink.test_hazards import WRITE_TXN_MARKERS
 
@@ -173,14 +174,14 @@ def test_c5_kafka_is_away_and_comes_back(world: World, how: str) -> None:
     broker = world.broker
     with world.writer():
         time.sleep(1.0)
-        (broker.pause if how == "hangs" else broker.kill)()
+        pause(broker) if how == "hangs" else broker.kill()
         before = world.settled_position()  # a batch that was being committed gets to its end
         time.sleep(AWAY)
         assert world.position() == before
         assert world.is_running()
         assert world.lag_grows() > AWAY / 2
         eventually(lambda: "broker" in world.wrong(), 60)
-        (broker.resume if how == "hangs" else broker.start)()
+        resume(broker) if how == "hangs" else broker.start()
     world.catches_up()
 
 
@@ -236,12 +237,12 @@ def test_c6_mysql_is_away_and_comes_back(world: World, how: str) -> None:
     server = world.server
     with world.writer():
         time.sleep(1.0)
-        (server.pause if how == "hangs" else server.kill)()
+        pause(server) if how == "hangs" else server.kill()
         time.sleep(AWAY)  # for longer than what was measured last is shown
         assert world.is_running()
         assert world.lag_grows() > AWAY / 4
         eventually(lambda: {"database", "boundary"} <= world.wrong(), 60)
-        (server.resume if how == "hangs" else server.start)()
+        resume(server) if how == "hangs" else server.start()
     world.catches_up()
 
 

@@ -26,6 +26,7 @@ from eventpub.local.servers import KAFKA_VERSION as VERSION
 from eventpub.local.servers import Kafka, new_id
 from tests.servers.kafka import new_broker
 from tests.servers.relay import Network
+from tests.servers.signals import pause, restart, resume
 
 _TRANSACTIONS = "__transaction_state"
 _ASK_SECONDS = 5.0
@@ -182,18 +183,18 @@ def strike(
     """
     if fault == "rolling restart":
         for broker in cluster.brokers.values():
-            broker.restart()
+            restart(broker)
         return [*cluster.brokers], lambda: None
     kind, _, whom = fault.rpartition(" ")
     if fault.startswith("two of three"):
         two = dice.sample(sorted(cluster.brokers), 2)
         brokers = [cluster.brokers[n] for n in two]
         for broker in brokers:
-            broker.kill() if whom == "killed" else broker.pause()
+            broker.kill() if whom == "killed" else pause(broker)
 
         def back() -> None:
             for broker in brokers:
-                broker.resume() if whom == "paused" else broker.start()
+                resume(broker) if whom == "paused" else broker.start()
 
         return two, back
     broker = {
@@ -206,8 +207,8 @@ def strike(
         broker.kill()
         return [number], broker.start
     if kind == "pause":
-        broker.pause()
-        return [number], broker.resume
+        pause(broker)
+        return [number], lambda: resume(broker)
     network = cluster.network
     assert network is not None
     network.cut_off(number)

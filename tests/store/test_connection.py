@@ -23,6 +23,7 @@ from eventpub.sources.mysql.connection import (
     store_error,
 )
 from tests.conftest import FreshDatabase
+from tests.servers.signals import pause, resume
 from tests.store.tables import SECOND, create, insert, open_store, read, utc
 
 both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
@@ -229,7 +230,7 @@ def test_a_server_that_hangs_is_noticed(berlin_server: Database) -> None:
     create(FreshDatabase(berlin_server, "hanging"))
     store = open_store(config)
     assert store.now() > 0
-    berlin_server.pause()
+    pause(berlin_server)
     try:
         for _ in range(2):  # on the connection that is open, then on a new one
             began = time.monotonic()
@@ -239,7 +240,7 @@ def test_a_server_that_hangs_is_noticed(berlin_server: Database) -> None:
             assert caught.value.code in {"store.timeout", "store.unreachable"}
             assert time.monotonic() - began < 10
     finally:
-        berlin_server.resume()
+        resume(berlin_server)
     deadline = time.monotonic() + 30
     while True:  # what has waited in the server comes first
         try:

@@ -27,6 +27,7 @@ from eventpub.sources.mysql.open_transactions import (
 from eventpub.times import SYSTEM_CLOCK
 from tests.conftest import FreshDatabase, fresh_database
 from tests.servers.databases import mariadb, mysql
+from tests.servers.signals import restart
 from tests.store.tables import create
 
 both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
@@ -585,7 +586,7 @@ def test_what_was_prepared_before_a_restart_of_the_server_may_still_fill_an_olde
             cursor.execute("XA PREPARE 'x'")
         time.sleep(1.1)  # the server says whole seconds
         seen_at = int(time.time() * SECOND)
-        server.restart()
+        restart(server)
         time.sleep(1.1)
         mark = Watermark(config, 60 * SECOND, unknown_for=SECOND)
         assert mark.open_since == 0, "nothing is known before the first answer"
