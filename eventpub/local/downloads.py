@@ -74,6 +74,16 @@ def installed(name: str, *, needs: int, build: Callable[[Path], None]) -> Path:
     return folder
 
 
+def copied(template: Path, folder: Path) -> Path:
+    """A folder that is a copy of `template` at first: whole, or not there."""
+    if not folder.exists():
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(template, partial)
+        partial.rename(folder)
+    return folder
+
+
 def check_space(folder: Path, needs: int) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if shutil.disk_usage(existing).free < needs:

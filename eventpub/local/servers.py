@@ -30,6 +30,7 @@ from eventpub.errors import EventpubError, LocalError
 from eventpub.local.downloads import (
     MIB,
     check_space,
+    copied,
     find_java,
     installed,
     maven,
@@ -59,8 +60,6 @@ _JVM = "-XX:+UseG1GC -XX:MaxGCPauseMillis=20"
 
 
 class Kafka(Server):
-    """A broker. Its `ids` (node, cluster, folder) take effect at the first start."""
-
     name = f"Kafka {KAFKA_VERSION}"
 
     def __init__(
@@ -75,7 +74,6 @@ class Kafka(Server):
         self._jars = jars
         self.options = ["-Xms512m", "-Xmx1024m"]
         self.options += os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _JVM).split()
-        self.ids = {"node.id": "1", "cluster.id": new_id(), "directory.id": new_id()}
         self.directory.mkdir(parents=True, exist_ok=True)
         check_space(self.directory, 200 * MIB)
 
@@ -84,9 +82,7 @@ class Kafka(Server):
         return f"127.0.0.1:{self.port}"
 
     def _command(self) -> Sequence[str]:
-        data = self.directory / "data"
-        if not data.exists():
-            self._format(data)
+        data = copied(self._jars / "formatted", self.directory / "data")
         settings = self.directory / "server.properties"
         _write(settings, {**_settings(data, self.port, free_port()), **self._properties})
         logging = self.directory / "log4j2.properties"
@@ -95,15 +91,6 @@ class Kafka(Server):
             *(str(find_java()), *self.options, f"-Dlog4j2.configurationFile={logging.as_uri()}"),
             *("-cp", f"{self._jars}/*", "kafka.Kafka", str(settings)),
         ]
-
-    def _format(self, data: Path) -> None:
-        partial = data.with_name("data.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(self._jars / "formatted", partial)
-        meta = partial / "meta.properties"
-        kept = dict(line.split("=", 1) for line in meta.read_text().splitlines() if "=" in line)
-        _write(meta, {**kept, **self.ids})
-        partial.rename(data)
 
     def _is_ready(self, printed: str) -> bool:
         return "Kafka Server started" in printed
@@ -248,12 +235,7 @@ class Database(Server):
         return pymysql.connect(**{**address, **arguments})
 
     def _command(self) -> Sequence[str]:
-        data = self.directory / "data"
-        if not data.exists():
-            partial = self.directory / "data.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(self.programs.data, partial)
-            partial.rename(data)
+        data = copied(self.programs.data, self.directory / "data")
         temporary = self.directory / "tmp"
         temporary.mkdir(exist_ok=True)
         first = self.directory / "first.sql"

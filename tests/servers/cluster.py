@@ -10,6 +10,7 @@ the active controller can be asked for, and each can be killed, paused, restarte
 from __future__ import annotations
 
 import random
+import re
 import socket
 import struct
 import time
@@ -20,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import step
+from eventpub.local.downloads import copied, step
 from eventpub.local.processes import free_port
 from eventpub.local.servers import KAFKA_VERSION as VERSION
 from eventpub.local.servers import Kafka, new_id
@@ -202,7 +203,7 @@ def strike(
         "coordinator": lambda: cluster.coordinator(dice.choice(transactional_ids)),
         "controller": cluster.controller,
     }[whom]()
-    number = int(broker.ids["node.id"])
+    number = next(n for n, one in cluster.brokers.items() if one is broker)
     if kind == "kill":
         broker.kill()
         return [number], broker.start
@@ -237,7 +238,6 @@ def kafka_cluster(
     Raises:
         LocalError: `local.java_missing`, `local.network`, `local.disk_full`, `local.start_failed`.
     """
-    cluster_id = _cluster_id_of(directory / "broker-1") or new_id()
     numbers = range(1, brokers + 1)
     inside = {n: (free_port(), free_port()) for n in numbers}
     outside = {n: (free_port(), free_port()) for n in numbers} if relayed else inside
@@ -259,7 +259,7 @@ def kafka_cluster(
             properties={**_copies(brokers), **own, **(properties or {})},
             version=version,
         )
-        made[n].ids |= {"node.id": str(n), "cluster.id": cluster_id}
+        _name_node(made[n], n)
         made[n].options += ["-Xms160m", "-Xmx384m"]
     if network is not None:
         for n in numbers:
@@ -293,13 +293,13 @@ def _listeners(port: int, controller_port: int) -> str:
     return f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}"
 
 
-def _cluster_id_of(directory: Path) -> str | None:
-    """Of data that are there already."""
-    meta = directory / "data" / "meta.properties"
-    if not meta.exists():
-        return None
-    lines = dict(line.partition("=")[::2] for line in meta.read_text().splitlines())
-    return lines.get("cluster.id")
+def _name_node(broker: Kafka, number: int) -> None:
+    """Data of its own, which only the cluster's id has in common with the other nodes."""
+    data = broker.directory / "data"
+    if not data.exists():
+        meta = copied(broker._jars / "formatted", data) / "meta.properties"
+        text = re.sub(r"(?m)^node.id=.*", f"node.id={number}", meta.read_text())
+        meta.write_text(re.sub(r"(?m)^directory.id=.*", f"directory.id={new_id()}", text))
 
 
 def _java_hash(text: str) -> int:
