@@ -99,7 +99,6 @@ class Layout:
         zone = self.zone
         if zone is None:
             return f"{self.create_time}/UTC/{self.unit}"
-        # SYSTEM's rules may change
         rules = zlib.crc32(repr((zone.changes, zone.offsets)).encode())
         return f"{self.create_time}/{zone.name}/{rules:08x}/{self.unit}"
 

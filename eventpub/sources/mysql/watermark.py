@@ -68,9 +68,8 @@ class Watermark:
         self.server: str | None = None
         self._processes = ""
         self._transactions = OpenTransactions(max_wait, hidden_since)
-        self._polled = float("-inf")
+        self._due = float("-inf")
         self._now = 0
-        self._pause = REFRESH
         self._turns = Turns(clock)
         self._stale_since: float | None = None
         self._denied = False
@@ -138,12 +137,12 @@ class Watermark:
 
     @property
     def next_poll(self) -> float | None:
-        wait = self._polled + self._pause - self._clock.monotonic()
+        wait = self._due - self._clock.monotonic()
         return wait if wait > 0 and not self._denied else None
 
     def poll(self, reached: int = 0) -> None:
         """Poll if due, after the reader has `reached`, µs."""
-        if self._clock.monotonic() - self._polled < self._pause:
+        if self._clock.monotonic() < self._due:
             return
         nonce = secrets.token_hex(8)
         try:
@@ -171,13 +170,13 @@ class Watermark:
         self._pause_for(self._turns.pause(is_fresh=own is not None))
         if own is None:
             if self._stale_since is None:
-                self._stale_since = self._polled
+                self._stale_since = self._clock.monotonic()
             return
         self._stale_since, self._seen_at = None, self._clock.monotonic()
         self._transactions.seen(self._now, found_in(self._now, processes, own, rows), reached)
 
     def _pause_for(self, seconds: float) -> None:
-        self._polled, self._pause = self._clock.monotonic(), seconds
+        self._due = self._clock.monotonic() + seconds
 
     def _prepare(self, connection: Connection, server: str) -> None:
         self.server = server
