@@ -22,7 +22,7 @@ import click  # noqa: E402
 
 from eventpub.cli import eventpub  # noqa: E402
 from eventpub.ops.metrics import METRICS, Metric  # noqa: E402
-from eventpub.settings import KEYS, SECTIONS  # noqa: E402
+from eventpub.settings import KEYS, MAPS, SECTIONS  # noqa: E402
 
 _CONFIGURATION = """\
 # Configuration
@@ -130,7 +130,7 @@ def configuration() -> str:
             short = name.removeprefix(f"{section}.")
             if key.info.is_required():
                 shown = f"`{short}`, **must be set**"
-            elif key.is_map or default is None:
+            elif name in MAPS or default is None:
                 shown = f"`{short}`"
             else:
                 shown = f"`{short} = {_toml(default)}`"

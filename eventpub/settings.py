@@ -27,6 +27,8 @@ from eventpub.errors import ConfigError
 from eventpub.times import format_duration
 
 PREFIX = "EVENTPUB_"
+MAPS = ("sink.properties", "spark.properties")
+"""Keys that hold properties of a library."""
 
 
 class Key(NamedTuple):
@@ -35,11 +37,6 @@ class Key(NamedTuple):
     variable: str
     info: FieldInfo
     default: Any
-
-    @property
-    def is_map(self) -> bool:
-        """Whether it holds properties of a library."""
-        return str(self.info.annotation).startswith("dict")
 
 
 def effective(config: Config) -> dict[str, Any]:
@@ -50,7 +47,7 @@ def effective(config: Config) -> dict[str, Any]:
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         inner, key = value, f"{prefix}{name}"
-        if isinstance(value, str) and key in {"sink.properties", "spark.properties"}:
+        if isinstance(value, str) and key in MAPS:
             with contextlib.suppress(ValueError, RecursionError):
                 inner = json.loads(value)
         yield from _leaves(inner, f"{key}.") if isinstance(inner, dict) else [(key, value)]
@@ -72,7 +69,6 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Key]]
 
 KEYS: dict[str, Key] = dict(_keys(Config))
 SECTIONS: tuple[str, ...] = tuple(dict.fromkeys(name.rpartition(".")[0] for name in KEYS))
-MAPS: tuple[str, ...] = tuple(name for name, key in KEYS.items() if key.is_map)
 _VARIABLES = {key.variable: name for name, key in KEYS.items()}
 
 
@@ -83,11 +79,10 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_secret(name: str) -> bool:
-    key = KEYS.get(name)
-    if key is None:
+    if name not in KEYS:
         return is_secret_property(name)
     # a map as text that is not one may have any of its secrets
-    return key.is_map or "SecretStr" in str(key.info.annotation)
+    return name in MAPS or "SecretStr" in str(KEYS[name].info.annotation)
 
 
 class CombinedConfigError(ConfigError):

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from eventpub.cli import eventpub
-from eventpub.settings import KEYS
+from eventpub.settings import KEYS, MAPS
 from tests.docs.pages import PAGES, ROOT, blocks, command_lines
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -128,8 +128,8 @@ def test_configurations_have_only_keys_that_exist(page: Path) -> None:
             for variable in re.findall(r"\bEVENTPUB_[A-Z_]*__[A-Z_]+", block.text):
                 assert any(
                     variable == key.variable
-                    or (key.is_map and variable.startswith(f"{key.variable}__"))
-                    for key in KEYS.values()
+                    or (name in MAPS and variable.startswith(f"{key.variable}__"))
+                    for name, key in KEYS.items()
                 ), variable
 
 
@@ -138,7 +138,7 @@ def flat(found: dict[str, object], before: str = "") -> list[str]:
     names: list[str] = []
     for key, value in found.items():
         name = before + key
-        if isinstance(value, dict) and not (name in KEYS and KEYS[name].is_map):
+        if isinstance(value, dict) and name not in MAPS:
             names += flat(value, f"{name}.")
         else:
             names.append(name)
