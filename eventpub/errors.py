@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 from eventpub.masking import mask_url
 
 _MARK = "eventpub-error:"
+_FIELDS = "code", "message", "where", "suggestion", "retriable"
 
 
 class EventpubError(Exception):
@@ -62,14 +63,7 @@ class EventpubError(Exception):
         return from_dict, (self.to_dict(),)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "type": type(self).__name__,
-            "code": self.code,
-            "message": self.message,
-            "where": self.where,
-            "suggestion": self.suggestion,
-            "retriable": self.retriable,
-        }
+        return {"type": type(self).__name__} | {name: getattr(self, name) for name in _FIELDS}
 
     def marked(self) -> str:
         """One line that `find_marked` finds in the text of a Spark exception."""
@@ -107,8 +101,7 @@ _TYPES = {kind.__name__: kind for kind in _KINDS}
 
 
 def from_dict(data: dict[str, Any]) -> EventpubError:
-    fields = {name: data[name] for name in ("where", "suggestion", "retriable")}
-    return _TYPES.get(data["type"], EventpubError)(data["code"], data["message"], **fields)
+    return _TYPES.get(data["type"], EventpubError)(**{name: data[name] for name in _FIELDS})
 
 
 def words_of(error: BaseException) -> str:
