@@ -10,7 +10,7 @@ layout.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta
 from tempfile import SpooledTemporaryFile
 from typing import Any
@@ -223,34 +223,28 @@ def keys_batch(
     return batch.select(["aggregate_id", "version", "create_time"])
 
 
-@contextmanager
-def _temporary_file() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StateError(
-            "state.no_temporary_file",
-            f"rows that do not fit into memory cannot be written to a temporary file: {error}",
-            where="TMPDIR",
-            suggestion="free space in the folder for temporary files, or set TMPDIR to another one"
-            " that the publisher's user may write",
-            retriable=True,
-        ) from error
-
-
 def spooled(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
     """The same batches once all have arrived; above `most` bytes on disk (in `TMPDIR`)."""
     with SpooledTemporaryFile(most) as file:
         writer: Any = None
-        for batch in batches:
-            with _temporary_file():
+        try:
+            for batch in batches:
                 writer = writer or pa.ipc.new_stream(file, batch.schema)
                 writer.write_batch(batch)
-        if writer is not None:
-            with _temporary_file():
-                writer.close()
-                file.seek(0)
-            yield from pa.ipc.open_stream(file)
+            if writer is None:
+                return
+            writer.close()
+            file.seek(0)
+        except OSError as error:  # of the file: the database's are StoreErrors
+            raise StateError(
+                "state.no_temporary_file",
+                f"rows that do not fit into memory cannot be written to a temporary file: {error}",
+                where="TMPDIR",
+                suggestion="free space in the folder for temporary files, or set TMPDIR to another"
+                " one that the publisher's user may write",
+                retriable=True,
+            ) from error
+        yield from pa.ipc.open_stream(file)
 
 
 def record_batch(
