@@ -216,18 +216,15 @@ class Pool:
         """An exclusive connection, closed after an error."""
         idle = self._take_idle()
         connection, made = idle or (connect_for_reading(self._config), monotonic())
-        finished = False
         try:
             with mapped(self._where):
                 if idle is None:
                     self._prepare(connection, require_primary(self._config, connection))
                 yield connection
-            finished = True
-        finally:
-            if finished:
-                self._idle.append((connection, made, monotonic()))
-            else:
-                connection._force_close()  # type: ignore[attr-defined]
+        except BaseException:  # also where its caller stops reading
+            connection._force_close()  # type: ignore[attr-defined]
+            raise
+        self._idle.append((connection, made, monotonic()))
 
     def close(self) -> None:
         while self._idle:

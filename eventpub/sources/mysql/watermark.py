@@ -24,6 +24,7 @@ from typing import Literal
 import pymysql.err
 
 from eventpub.config import Store
+from eventpub.errors import StoreError
 from eventpub.sources.mysql.connection import Connection, is_mariadb, run
 from eventpub.sources.mysql.open_transactions import (
     DAY,
@@ -39,7 +40,6 @@ State = Literal["denied", "stale", "held", "open"]
 
 _STALE_AFTER = 3.0
 """Fewest seconds without a fresh answer after which visibility is unknown."""
-_DENIED = {1044, 1142, 1227}  # no privilege
 _ASKS_AGAIN_AFTER = 60.0
 
 
@@ -157,8 +157,7 @@ class Watermark:
                 run(connection, "COMMIT")
                 self._turns.end(connection)
         except Exception as error:
-            cause = error.__cause__
-            if not isinstance(cause, pymysql.err.MySQLError) or cause.args[0] not in _DENIED:
+            if not isinstance(error, StoreError) or error.code != "store.privilege_missing":
                 self._pause_for(REFRESH)
                 raise
             self._denied = True
