@@ -89,23 +89,23 @@ class TestAWorker:
         posted: list[e.Event] = []
         closed: list[bool] = []
 
-        def do(command: e.Command) -> e.Event | None:
+        def do(command: e.Command) -> bool:
             if isinstance(command, e.CheckTable):
                 raise away
             if isinstance(command, e.MeasureLag):
                 raise ZeroDivisionError
-            return None if isinstance(command, e.Show) else e.TopicChecked()
+            return isinstance(command, e.CheckOpen)
 
         worker = Worker("a worker", do, posted.append, lambda: closed.append(True))
-        check, see = e.CheckTable(), e.MeasureLag(0)
-        for command in (check, e.Show(), see, e.CheckTopic({})):
+        check, see, is_open = e.CheckTable(), e.MeasureLag(0), e.CheckOpen({})
+        for command in (check, see, is_open):
             worker.put(command)
         end_all([worker], 10.0)
         assert posted[0] == e.Failed(check, away)
         assert isinstance(posted[1], e.Failed)
         assert posted[1].command == see
         assert (posted[1].error.code, posted[1].error.retriable) == ("coordinator.failed", True)
-        assert posted[2:] == [e.TopicChecked()]
+        assert posted[2:] == [e.Done(is_open, True)]
         assert closed == [True]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from eventpub.channel import Ended, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
+from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.position import StartState, Windows
 from eventpub.coordinator.recounting import Recounting
@@ -49,20 +50,21 @@ class Coordinator(Overview):
         self._fold_said_at = float("-inf")
         self._handlers = self._handlers_by_type()
 
-    def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:
+    def _handlers_by_type(self) -> dict[type, Callable[..., None]]:
         return {
             Report: self._reported,
             Ended: self.runners.ended,
-            e.Polled: self._polled,
-            e.Counted: self._counted,
             e.Tick: self._ticked,
-            e.Sampled: self._sampled,
-            e.LagMeasured: self._lag_measured,
-            e.TableChecked: self._table_checked,
-            e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
             e.PauseAsked: self._pause,
             e.StopAsked: lambda _, now: self.runners.stop(None, now),
+            # of commands that are done
+            e.Poll: self._polled,
+            e.Count: self._counted,
+            e.Sample: self._sampled,
+            e.MeasureLag: self._lag_measured,
+            e.CheckTable: self._table_checked,
+            e.CheckOpen: self._open_checked,
         }
 
     @property
@@ -83,7 +85,10 @@ class Coordinator(Overview):
             self.windows.polling.try_again(now)
             for shard in self.shards:
                 shard.start_at = min(shard.start_at, now)
-        if (handle := self._handlers.get(type(event))) is not None:
+        if isinstance(event, e.Done):
+            if (done := self._handlers.get(type(event.command))) is not None:
+                done(event.command, event.result, now)
+        elif (handle := self._handlers.get(type(event))) is not None:
             handle(event, now)
         if not self.runners.is_over:
             self._go_on(now)
@@ -175,23 +180,23 @@ class Coordinator(Overview):
 
     # -- windows ----------------------------------------------------------------------------------
 
-    def _polled(self, event: e.Polled, now: float) -> None:
+    def _polled(self, poll: e.Poll, result: PollResult, now: float) -> None:
         self.polled_at = now
-        self.lag.boundary = event.result.upper
-        self.progress.without_identity += event.result.without_identity
-        if event.result.state != "denied":  # hidden rows stay hidden without the privilege
-            self.durable.open_hidden_since = event.result.hidden_since
-        if self.changes.polled(event.result, now):
+        self.lag.boundary = result.upper
+        self.progress.without_identity += result.without_identity
+        if result.state != "denied":  # hidden rows stay hidden without the privilege
+            self.durable.open_hidden_since = result.hidden_since
+        if self.changes.polled(result, now):
             self._remember()
         uncounted, is_paused = self._recounting.uncounted_since, self.pauses.is_paused
-        self.windows.polled(event, uncounted, now, is_paused=is_paused)
+        self.windows.polled(poll.after, result, uncounted, now, is_paused=is_paused)
 
     # -- recount ----------------------------------------------------------------------------------
 
-    def _counted(self, event: e.Counted, now: float) -> None:
-        self._recounting.counted(event)
+    def _counted(self, count: e.Count, found: e.Counted, now: float) -> None:
+        self._recounting.counted(count, found)
         # by the clock used for the count: if it was set back, the count would be due again at once
-        self._count(now, event.now)
+        self._count(now, found.now)
 
     def _count(self, now: float, at_most: int | None = None) -> None:
         """Start the next count, once all shards have reported."""
@@ -233,31 +238,31 @@ class Coordinator(Overview):
             self._do(e.Log("info", text, {"records": read, "left": left}))
         self._do(e.Show())
 
-    def _sampled(self, event: e.Sampled, now: float) -> None:
-        above = None if event.above is not None else self.changes.wants_more(event.rows)
+    def _sampled(self, _: e.Sample, found: e.Sampled, now: float) -> None:
+        above = None if found.above is not None else self.changes.wants_more(found.rows)
         if above is not None:
             self._do(e.Sample(above))
             return
         self.schedule.is_done(e.Sample)
         self.failures.is_done(e.Sample)
-        error = self.changes.sampled(event, max(self.progress.position, self.planned), now)
+        error = self.changes.sampled(found, max(self.progress.position, self.planned), now)
         self.health.mark("times", self.changes.odd_times(now), now)
         if self.changes.doubts:
             self.schedule.hasten(e.CheckTable, now)
         if error is not None:
             self.runners.stop(error, now)
 
-    def _lag_measured(self, event: e.LagMeasured, now: float) -> None:
-        self.lag.measured(event, self.durable.position, now)
+    def _lag_measured(self, _: e.MeasureLag, found: e.LagMeasured, now: float) -> None:
+        self.lag.measured(found, self.durable.position, now)
 
-    def _table_checked(self, event: e.TableChecked, now: float) -> None:
-        error = self.changes.altered(event)
+    def _table_checked(self, _: e.CheckTable, found: e.TableChecked, now: float) -> None:
+        error = self.changes.altered(found)
         if error is not None:
             self._reconnect(error, now)
 
-    def _open_checked(self, event: e.OpenChecked, now: float) -> None:
+    def _open_checked(self, _: e.CheckOpen, is_left_open: bool, now: float) -> None:
         """The last transaction is hidden from consumers: the next runners fix it."""
-        if event.is_left_open:
+        if is_left_open:
             self.runners.end_all(now)
 
     def _reconnect(self, why: EventpubError, now: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from eventpub.channel import Beginning, FromRunner, Lane, PartitionId, Request
-from eventpub.coordinator.boundary import PAGE_BYTES, PollResult
+from eventpub.coordinator.boundary import PAGE_BYTES
 from eventpub.errors import EventpubError
 from eventpub.sources.base import NewRow
 from eventpub.sources.mysql import Layout
@@ -28,61 +28,11 @@ class Tick(Happened):
 
 
 @dataclass(frozen=True)
-class Polled(Happened):
-    """The boundary was polled for rows created after `after`, µs."""
+class Done(Happened):
+    """A command was carried out; `result`: what it has found, see there."""
 
-    after: int
-    result: PollResult
-
-
-@dataclass(frozen=True)
-class Counted(Happened):
-    """Rows by bucket at database time `now`, µs; `expected`: rows accounted for by the shards."""
-
-    now: int
-    rows: Mapping[int, int]
-    expected: Mapping[int, int]
-    in_turn: bool
-
-
-@dataclass(frozen=True)
-class Sampled(Happened):
-    """The newest ids; `ahead`: how far, µs, and `rows_ahead`: how many rows lie in the future."""
-
-    rows: Sequence[NewRow]
-    ahead: int
-    above: int | None = None
-    rows_ahead: int = 0
-
-
-@dataclass(frozen=True)
-class LagMeasured(Happened):
-    """How far `position` is below the boundary `upper`, both µs."""
-
-    position: int
-    upper: int
-    seconds: float
-    events: int
-
-
-@dataclass(frozen=True)
-class TopicChecked(Happened):
-    """The topic is unchanged, and no other publisher writes to it."""
-
-
-@dataclass(frozen=True)
-class TableChecked(Happened):
-    """The current layout, and the number of rows whose times keep them from being read."""
-
-    layout: Layout
-    never_read: int = 0
-
-
-@dataclass(frozen=True)
-class OpenChecked(Happened):
-    """Whether what was published last is hidden from consumers."""
-
-    is_left_open: bool
+    command: Command
+    result: Any = None
 
 
 @dataclass(frozen=True)
@@ -112,11 +62,6 @@ class PauseAsked(Happened):
 
 
 @dataclass(frozen=True)
-class Written(Happened):
-    what: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class StopAsked(Happened):
     """The publisher is to stop."""
 
@@ -133,7 +78,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Poll(Command):
-    """Poll the boundary (see `Boundary.poll`); `reconnect`: over new connections."""
+    """Poll the boundary; `reconnect`: over new connections. Result: see `Boundary.poll`."""
 
     after: int
     next_due: int | None
@@ -146,12 +91,20 @@ class Poll(Command):
 
 @dataclass(frozen=True)
 class Count(Command):
-    """Count the rows of buckets, each up to a position, µs; see `Counted`."""
+    """Count the rows of buckets, each up to a position, µs; `expected`: accounted for by shards."""
 
     buckets: tuple[int, ...]
     position: int
     expected: Mapping[int, int]
     in_turn: bool
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Rows by bucket at database time `now`, µs."""
+
+    now: int
+    rows: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -162,10 +115,30 @@ class Sample(Command):
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """The newest ids; `ahead`: how far, µs, and `rows_ahead`: how many rows lie in the future."""
+
+    rows: Sequence[NewRow]
+    ahead: int
+    above: int | None = None
+    rows_ahead: int = 0
+
+
+@dataclass(frozen=True)
 class MeasureLag(Command):
     """Measure how far the position, µs, is below the boundary."""
 
     position: int
+
+
+@dataclass(frozen=True)
+class LagMeasured:
+    """How far `position` is below the boundary `upper`, both µs."""
+
+    position: int
+    upper: int
+    seconds: float
+    events: int
 
 
 @dataclass(frozen=True)
@@ -181,8 +154,16 @@ class CheckTable(Command):
 
 
 @dataclass(frozen=True)
+class TableChecked:
+    """The current layout, and the number of rows whose times keep them from being read."""
+
+    layout: Layout
+    never_read: int = 0
+
+
+@dataclass(frozen=True)
 class CheckOpen(Command):
-    """Check whether consumers see everything up to these ends."""
+    """Check whether consumers see everything up to these ends; the result: whether they do not."""
 
     ends: Mapping[PartitionId, int]
 

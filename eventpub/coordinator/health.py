@@ -31,16 +31,13 @@ _LIMITS = {"database": SILENT_AFTER, "boundary": SILENT_AFTER, "broker": 60.0}
 STALLED_AFTER = 60.0
 """Seconds without progress before a shard with work counts as stalled."""
 
-_ANSWERS: dict[type[e.Event], tuple[str, ...]] = {
-    e.Polled: ("database", "boundary"),
-    e.Counted: ("database", "recount"),
-    e.Sampled: ("database",),
-    e.LagMeasured: ("database",),
-    e.TableChecked: ("database",),
-    e.TopicChecked: ("broker",),
-    e.OpenChecked: ("broker",),
+_ANSWERS: dict[type[e.Command], tuple[str, ...]] = {
+    e.Poll: ("database", "boundary"),
+    e.Count: ("database", "recount"),
+    **dict.fromkeys((e.Sample, e.MeasureLag, e.CheckTable), ("database",)),
+    **dict.fromkeys((e.CheckTopic, e.CheckOpen), ("broker",)),
 }
-"""Checks that an event sets to ok."""
+"""Checks that a command sets to ok when it is done."""
 
 _FAILURES: dict[type[e.Command], str] = {
     e.Poll: "boundary",
@@ -123,9 +120,10 @@ class Health:
         if self._got_on_at is None:
             self._got_on_at = now
             self._checks = {name: replace(c, since=now) for name, c in self._checks.items()}
-        for name in _ANSWERS.get(type(event), ()):
-            self.set(name, "ok", "", now)
-        if isinstance(event, e.Failed):
+        if isinstance(event, e.Done):
+            for name in _ANSWERS.get(type(event.command), ()):
+                self.set(name, "ok", "", now)
+        elif isinstance(event, e.Failed):
             self._failed(event.command, event.error, now)
         elif isinstance(event, (Report, Folding, Ended)):
             self._heard(event, now)

@@ -1,6 +1,6 @@
 """The publisher's durable position, and which windows come next.
 
-`Poll` → `Polled` → `Window` to each shard → `Report` of each → position. Windows are the same for
+`Poll` → `Done` → `Window` to each shard → `Report` of each → position. Windows are the same for
 all shards, and none waits for another: a slow one, or one without a runner, later gets one large
 window instead of many small ones, and reads it itself.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from eventpub.channel import Beginning, PartitionId, Report, Request, Window
 from eventpub.coordinator.boundary import PollResult
-from eventpub.coordinator.events import Do, ForgetFormer, Poll, Polled, Remember, Reply
+from eventpub.coordinator.events import Do, ForgetFormer, Poll, Remember, Reply
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.shards import Shard
 from eventpub.sources.mysql import Layout
@@ -256,9 +256,15 @@ class Windows:
         self._do(Poll(self.planned, next_due, with_rows, reconnect, hidden_since))
 
     def polled(
-        self, event: Polled, uncounted_since: int | None, now: float, *, is_paused: bool = False
+        self,
+        after: int,
+        result: PollResult,
+        uncounted_since: int | None,
+        now: float,
+        *,
+        is_paused: bool = False,
     ) -> None:
-        result = event.result
+        """`after`: of the poll, µs."""
         self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
         before = self._time
         self._boundary, self._time = result.upper, result.now
@@ -276,11 +282,11 @@ class Windows:
             hidden_since=result.hidden_since,
             uncounted_since=uncounted_since,
         )
-        if event.after != self.planned:
+        if after != self.planned:
             # all shards have read further meanwhile: its rows begin too low
             result = replace(result, rows=None)
         if result.end is not None or self.last is None:
-            self._send(window, result, event.after, now)
+            self._send(window, result, after, now)
         elif result.is_due:
             self._send_for_holds(window, result, now)
 

@@ -117,18 +117,15 @@ class Recounting:
         alone = [b for b in buckets if b in self._alone]
         chosen = [b for b in buckets if b not in self._alone][: self._at_most] or alone[:1]
         self._recount.not_counted({*buckets} - {*chosen}, in_turn=in_turn)
-        buckets = chosen
-        expected = self._recount.ask(buckets)
-        self._counting = Count(tuple(buckets), position, expected, in_turn)
+        self._counting = Count(tuple(chosen), position, self._recount.ask(chosen), in_turn)
         return self._counting
 
-    def counted(self, found: Counted) -> None:
-        upto = None if self._counting is None else self._counting.position
+    def counted(self, count: Count, found: Counted) -> None:
         self._counting = None
         self._alone -= found.rows.keys()
         self._at_most = min(2 * self._at_most, MOST_BUCKETS)
         self._recount.counted(
-            found.now, found.rows, found.expected, in_turn=found.in_turn, upto=upto
+            found.now, found.rows, count.expected, in_turn=count.in_turn, upto=count.position
         )
 
     def not_counted(self, count: Count) -> None:

@@ -19,15 +19,6 @@ from eventpub.coordinator.requests import Pauses, Requests
 from eventpub.coordinator.shards import FROZEN_AFTER, Failures, Shard, has_got_on
 from eventpub.log import dropped
 
-_OUTCOMES: dict[type[e.Event], type[e.Command]] = {
-    e.Polled: e.Poll,
-    e.Counted: e.Count,
-    e.LagMeasured: e.MeasureLag,
-    e.TopicChecked: e.CheckTopic,
-    e.TableChecked: e.CheckTable,
-}
-"""The command that an event completes; a `Sample` may take two."""
-
 _BUSY_FOR = 4.0
 """Seconds without an answer after which it is reported."""
 
@@ -87,16 +78,17 @@ class Overview:
         self.health.observe(event, now)
         for name, seconds in self.health.take_recovered():
             self._do(e.Log("info", f"{name}: ok again after {seconds:.0f} s", {}))
-        if (kind := _OUTCOMES.get(type(event))) is not None:
-            self.schedule.is_done(kind)
-            self.failures.is_done(kind)
+        if isinstance(event, e.Done) and not isinstance(event.command, e.Sample):  # may take two
+            self.schedule.is_done(type(event.command))
+            self.failures.is_done(type(event.command))
         if isinstance(event, e.RequestReceived):
             self.requests.receive(event.request, event.reply)
         elif isinstance(event, e.Withdrawn):
             self.requests.withdraw(event.id)
-        elif isinstance(event, e.Written):
+        elif isinstance(event, e.Done) and isinstance(event.command, e.Remember):
             self.health.written(now)
-            self.pauses.written(event.what["is_paused"], sum(map(self.in_work, self.shards)))
+            is_paused = event.command.what["is_paused"]
+            self.pauses.written(is_paused, sum(map(self.in_work, self.shards)))
         elif isinstance(event, e.Failed):
             command = event.command
             self.schedule.is_done(type(command))

@@ -142,7 +142,7 @@ def _reply(ask: Callable[[Callable[[Any], None]], None], timeout: float) -> Any:
 
 
 def remember(state: StateDir, command: e.Remember) -> e.Event:
-    """Write the position durably, then clean up; returns `Written` or `Failed`."""
+    """Write the position durably, then clean up; returns `Done` or `Failed`."""
     failpoint("before_remember")
     try:
         state.write(state.progress_file, dict(command.what), lasting=True)
@@ -153,7 +153,7 @@ def remember(state: StateDir, command: e.Remember) -> e.Event:
         if command.then.shards is not None:
             state.forget_shards(command.then.shards)
         state.forget_former()
-    return e.Written(command.what)
+    return e.Done(command)
 
 
 class CommandRunner:

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from eventpub.admission.model import window_of
 from eventpub.coordinator import events as e
-from eventpub.coordinator.boundary import Boundary
+from eventpub.coordinator.boundary import Boundary, PollResult
 from eventpub.coordinator.database_changes import MOST, SAMPLE
 from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.shard.assignment import Assignment
@@ -30,12 +31,12 @@ Post = Callable[[e.Event], None]
 
 
 class Worker:
-    """A thread that executes commands in order, and posts their outcomes or `Failed`."""
+    """A thread that executes commands in order, and posts `Done` or `Failed` for each."""
 
     def __init__(
         self,
         name: str,
-        do: Callable[[e.Command], e.Event | None],
+        do: Callable[[e.Command], Any],
         post: Post,
         close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -56,14 +57,14 @@ class Worker:
 
     def _run(self) -> None:
         while (command := self._commands.get()) is not None:
+            outcome: e.Event
             try:
-                outcome = self._do(command)
+                outcome = e.Done(command, self._do(command))
             except EventpubError as error:
                 outcome = e.Failed(command, error)
             except Exception as error:
                 outcome = e.Failed(command, _unknown(command, error))
-            if outcome is not None:
-                self._post(outcome)
+            self._post(outcome)
         with suppress(EventpubError):
             self._close()
 
@@ -93,20 +94,19 @@ class BoundaryWork:
     def use(self, assignment: Assignment) -> None:
         self._assignment = assignment
 
-    def do(self, command: e.Command) -> e.Polled:
+    def do(self, command: e.Command) -> PollResult:
         assert isinstance(command, e.Poll)
         if command.reconnect:
             self.close()
         if self._boundary is None:
             self._boundary = Boundary(self._assignment, self._until, command.hidden_since)
-        result = self._boundary.poll(
+        return self._boundary.poll(
             command.after,
             command.next_due,
             with_rows=command.with_rows,
             page_rows=command.page_rows,
             page_bytes=command.page_bytes,
         )
-        return e.Polled(command.after, result)
 
     def close(self) -> None:
         if self._boundary is not None:
@@ -123,7 +123,7 @@ class ChecksWork:
         self.store.close()
         self.store = self._stores(self._config.store, assignment.layout)
 
-    def do(self, command: e.Command) -> e.Event | None:
+    def do(self, command: e.Command) -> e.Counted | e.Sampled | e.LagMeasured | e.TableChecked:
         if isinstance(command, e.Count):
             return self.count(command)
         if isinstance(command, e.Sample):
@@ -137,7 +137,7 @@ class ChecksWork:
         now = self.store.now()
         windows = [window_of(bucket, command.position) for bucket in command.buckets]
         rows = dict(zip(command.buckets, self.store.counts(windows), strict=True))
-        return e.Counted(now, rows, command.expected, command.in_turn)
+        return e.Counted(now, rows)
 
     def sample(self, above: int | None = None) -> e.Sampled:
         rows = self.store.newest(SAMPLE if above is None else MOST, above)
@@ -170,12 +170,12 @@ class BrokerWork:
         self._app, self._clients = assignment.config.app, assignment.parts.clients
         self._topics, self._partitions = topics, assignment.partitions
 
-    def do(self, command: e.Command) -> e.Event | None:
+    def do(self, command: e.Command) -> bool | None:
         if isinstance(command, e.CheckOpen):
-            return e.OpenChecked(bool(open_below(self._clients, command.ends, 0, timeout=_TIMEOUT)))
+            return bool(open_below(self._clients, command.ends, 0, timeout=_TIMEOUT))
         assert isinstance(command, e.CheckTopic)
         self._check_topic(command)
-        return e.TopicChecked()
+        return None
 
     def _check_topic(self, command: e.CheckTopic) -> None:
         """Check that the topic is the same, and no other publisher writes to it."""

@@ -34,7 +34,7 @@ _AFTER = b"after"
 class Ahead:
     """Polls with `do` in a thread; call `take` before another poll, and `forget` to reconnect."""
 
-    def __init__(self, config: Config, do: Callable[[e.Poll], e.Polled]) -> None:
+    def __init__(self, config: Config, do: Callable[[e.Poll], PollResult]) -> None:
         self._folder, self._do = _folder(config), do
         self._outcomes: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
         self._worker = Worker("eventpub-ahead", self._read, self._outcomes.put)
@@ -51,13 +51,15 @@ class Ahead:
         if self._is_reading:
             self._outcome, self._is_reading = self._outcomes.get(), False
 
-    def take(self) -> e.Polled | None:
-        """What the last poll begun has found, once; raises its error."""
+    def take(self) -> tuple[int, PollResult] | None:
+        """`after` of the last poll begun, and what it has found, once; raises its error."""
         self.wait()
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, e.Failed):
             raise outcome.error
-        return outcome if isinstance(outcome, e.Polled) else None
+        if isinstance(outcome, e.Done) and isinstance(outcome.command, e.Poll):
+            return outcome.command.after, outcome.result
+        return None
 
     def forget(self) -> None:
         self.wait()
@@ -68,14 +70,14 @@ class Ahead:
         self.forget()
         self._worker.end()
 
-    def _read(self, poll: e.Command) -> e.Polled:
+    def _read(self, poll: e.Command) -> PollResult:
         assert isinstance(poll, e.Poll)
-        polled = self._do(replace(poll, with_rows=self._has_room(), page_bytes=_PAGE_BYTES))
+        result = self._do(replace(poll, with_rows=self._has_room(), page_bytes=_PAGE_BYTES))
         try:
-            self._keep(poll.after, polled.result)
+            self._keep(poll.after, result)
         except OSError:  # as on a full disk: the tasks read the window
             shutil.rmtree(self._folder, ignore_errors=True)
-        return replace(polled, result=replace(polled.result, rows=None))
+        return replace(result, rows=None)
 
     def _has_room(self) -> bool:
         with suppress(OSError):

@@ -228,19 +228,23 @@ class Monitor(Overview):
 
     def _observe(self, event: e.Event, now: float) -> None:
         self.see(event, now)
-        if isinstance(event, e.LagMeasured):
-            self.lag.measured(event, self.progress.position, now)
-            self.progress.time = event.upper + self._assignment.config.read.delay
-        elif isinstance(event, e.TopicChecked):
-            self._watch.error = None
-            self.remember()
-        elif isinstance(event, e.TableChecked) and event.layout != self._assignment.layout:
-            self._assignment = replace(self._assignment, layout=event.layout)
-            self._checks_work.use(self._assignment)
+        if isinstance(event, e.Done):
+            self._done(event.command, event.result, now)
         elif isinstance(event, e.Failed):
             self.progress.last_error = str(event.error)
             if isinstance(event.command, e.CheckTopic):
                 self._watch.error = event.error
+
+    def _done(self, command: e.Command, found: Any, now: float) -> None:
+        if isinstance(command, e.MeasureLag):
+            self.lag.measured(found, self.progress.position, now)
+            self.progress.time = found.upper + self._assignment.config.read.delay
+        elif isinstance(command, e.CheckTopic):
+            self._watch.error = None
+            self.remember()
+        elif isinstance(command, e.CheckTable) and found.layout != self._assignment.layout:
+            self._assignment = replace(self._assignment, layout=found.layout)
+            self._checks_work.use(self._assignment)
 
     def failed(self, error: EventpubError, now: float) -> None:
         self._take_notes(now)
@@ -325,7 +329,7 @@ class TopicWatch:
         self._held: dict[PartitionId, tuple[int, float]] = {}
         self.ends: Mapping[PartitionId, int] = dict(prepared.start_state.acknowledged)
 
-    def do(self, command: e.Command) -> e.Event | None:
+    def do(self, command: e.Command) -> None:
         """Do `CheckTopic` for the partitions due; also raises sink.hanging_transaction."""
         del command
         published, self._before = self._before, self._published()
@@ -335,9 +339,8 @@ class TopicWatch:
         if ours:
             self._turn = (self._turn + 1) % len(ours)
             looked_at.add(ours[self._turn])
-        done = self._work.do(e.CheckTopic({place: self.ends[place] for place in looked_at}))
+        self._work.do(e.CheckTopic({place: self.ends[place] for place in looked_at}))
         self._require_none_left_open(*self._measure(), time.monotonic())
-        return done
 
     def may_hide(self, batch: int, oldest: int | None) -> None:
         """Consumers may not see this batch yet; `oldest`: its oldest event's time, µs, if any."""

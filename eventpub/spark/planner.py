@@ -282,7 +282,7 @@ class Planner:
             self._check_table()
         due, rows = self._next_due, 1 if is_cut else self._size.rows
         command = Poll(last.upto, due, False, hidden_since=last.unpublished_since, page_rows=rows)
-        result = self._polled_ahead(last, is_cut=is_cut) or self._polls.do(command).result
+        result = self._polled_ahead(last, is_cut=is_cut) or self._polls.do(command)
         self.polled = result
         if result.is_page and not is_cut:
             self._size.grow_rows()
@@ -298,12 +298,15 @@ class Planner:
     def _polled_ahead(self, last: Plan, *, is_cut: bool) -> PollResult | None:
         """The poll after `last` if it was done during its batch."""
         polled = None if self._ahead is None else self._ahead.take()
-        if polled is None or (polled.after == last.upto and not is_cut):
-            return None if polled is None else polled.result
+        if polled is None:
+            return None
+        after, result = polled
+        if after == last.upto and not is_cut:
+            return result
         # later it would be too old; but transactions have ended
-        if self._ahead is not None and polled.result.end not in {None, last.upto}:
-            self._ahead.drop(polled.result.end)
-        self._changes.polled(polled.result, self._clock())
+        if self._ahead is not None and result.end not in {None, last.upto}:
+            self._ahead.drop(result.end)
+        self._changes.polled(result, self._clock())
         return None
 
     def _check_table(self) -> None:
@@ -351,7 +354,7 @@ class Planner:
             self._observed.mark("recount", text)
             return False
         self._observed.mark("recount", "")
-        recounting.counted(counted_rows)
+        recounting.counted(count, counted_rows)
         return True
 
     def _sample(self, upto: int) -> None:

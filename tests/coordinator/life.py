@@ -209,7 +209,7 @@ class Life:
         assert poll is not None
         self.database = result.pop("now", self.database)
         given = {"now": self.database, "upper": self.database - SECOND, "end": end, **result}
-        self.on(e.Polled(poll.after, PollResult(**given)))
+        self.on(e.Done(poll, PollResult(**given)))
 
     def pages(self, end: int) -> None:
         """A full page was polled, and its rows were read."""
@@ -336,5 +336,5 @@ def counted_with(life: Life, differs: set[int] = frozenset()) -> set[int]:  # ty
             answered.append(count)
             rows = {b: count.expected[b] + (b in differs) for b in count.buckets}
             found.update(count.buckets)
-            life.on(e.Counted(life.database, rows, count.expected, count.in_turn))
+            life.on(e.Done(count, e.Counted(life.database, rows)))
     return found

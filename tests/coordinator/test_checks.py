@@ -50,16 +50,20 @@ class TestWhatIsWatched:
         life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
         life.waits(1.0)
         old = at(3_000)
-        life.on(e.Sampled([NewRow(12, NOW), NewRow(13, old)], 0))
+        life.on(e.Done(e.Sample(), e.Sampled([NewRow(12, NOW), NewRow(13, old)], 0)))
         assert life.all(e.Sample)[-1].above == 10, "a sample may show but some of those behind"
-        life.on(e.Sampled([NewRow(11, NOW), NewRow(12, NOW), NewRow(13, old)], 0, 10))
+        life.on(
+            e.Done(
+                e.Sample(), e.Sampled([NewRow(11, NOW), NewRow(12, NOW), NewRow(13, old)], 0, 10)
+            )
+        )
         [line] = life.lines("store.rows_in_past")
         assert "SET time_zone to the zone" in line.facts["fix"]
         assert "PROCESS" not in line.facts["fix"], "the account sees all transactions"
         life.waits(1.0)
         assert life.written["newest"][:2] == [10, NOW], "until they are counted"
         assert 2_999 in counted_with(life)
-        life.on(e.Sampled([NewRow(13, old)], 0))
+        life.on(e.Done(e.Sample(), e.Sampled([NewRow(13, old)], 0)))
         life.waits(1.0)
         assert life.written["newest"][0] == 13
 
@@ -67,7 +71,7 @@ class TestWhatIsWatched:
         life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
         life.polled(state="denied")
         life.waits(1.0)
-        life.on(e.Sampled([NewRow(12, NOW), NewRow(11, at(3_000))], 0, 10))
+        life.on(e.Done(e.Sample(), e.Sampled([NewRow(12, NOW), NewRow(11, at(3_000))], 0, 10)))
         [line] = life.lines("store.rows_in_past")
         assert "or GRANT PROCESS" in line.facts["fix"]
 
@@ -76,18 +80,18 @@ class TestWhatIsWatched:
         for number in range(first, first + seconds):
             life.waits(1.1)
             rows = [NewRow(number, life.database - at(3_600)), NewRow(9, NOW - at(1))]
-            life.on(e.Sampled(rows, 0))
+            life.on(e.Done(e.Sample(), e.Sampled(rows, 0)))
             if life.all(e.Sample)[-1].above is not None and not life.is_ending():
-                life.on(e.Sampled(rows, 0, life.all(e.Sample)[-1].above))
+                life.on(e.Done(e.Sample(), e.Sampled(rows, 0, life.all(e.Sample)[-1].above)))
 
     def test_where_they_keep_coming_the_publisher_stops(self) -> None:
         life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
-        life.on(e.TableChecked(layout()))
+        life.on(e.Done(e.CheckTable(), e.TableChecked(layout())))
         looked = len(life.all(e.CheckTable))
         self._keeps_getting_rows_of_the_past(life, 12)
         assert not life.is_ending(), "the table is looked at first"
         assert len(life.all(e.CheckTable)) == looked + 1
-        life.on(e.TableChecked(layout()))
+        life.on(e.Done(e.CheckTable(), e.TableChecked(layout())))
         self._keeps_getting_rows_of_the_past(life, 1, first=30)
         error = life.outcome()
         assert error is not None
@@ -97,9 +101,9 @@ class TestWhatIsWatched:
         """With a DATETIME, what its writers write looked an hour old, and was 56 s later read
         right."""
         life, _ = streaming(newest=(10, NOW, "`id`"), position=at(4_000))
-        life.on(e.TableChecked(layout()))
+        life.on(e.Done(e.CheckTable(), e.TableChecked(layout())))
         self._keeps_getting_rows_of_the_past(life, 12)
-        life.on(e.TableChecked(layout(unit=1000)))
+        life.on(e.Done(e.CheckTable(), e.TableChecked(layout(unit=1000))))
         self._keeps_getting_rows_of_the_past(life, 1, first=30)
         assert not life.is_ending()
 
@@ -107,7 +111,7 @@ class TestWhatIsWatched:
         life, _ = streaming()
         for ahead in (0, at(100), at(99), 0):
             life.waits(1.0)
-            life.on(e.Sampled([], ahead))
+            life.on(e.Done(e.Sample(), e.Sampled([], ahead)))
         assert len(life.lines("store.rows_in_future")) == 1
         assert life.coordinator.progress.ahead_seconds == 0.0
 
@@ -119,9 +123,9 @@ class TestWhatIsWatched:
         asked = len(life.all(e.CheckTopic))
         life.waits(30.0)
         assert len(life.all(e.CheckTopic)) == asked, "a broker that hangs is not asked again"
-        life.on(e.TopicChecked())
+        life.on(e.Done(e.CheckTopic({})))
         life.waits(1.0)
-        life.on(e.TopicChecked())
+        life.on(e.Done(e.CheckTopic({})))
         life.reports(lanes[1], done=1, position=at(2_000), offsets={("events", 1): 6})
         life.waits(10.0)
         assert life.last(e.CheckTopic).ends == {("events", 0): 5}
@@ -152,9 +156,9 @@ class TestWhatIsWatched:
         assert life.all(e.CheckOpen) == [], "it is busy"
         life.waits(13.0)
         assert life.all(e.CheckOpen) == [e.CheckOpen(ends)]
-        life.on(e.OpenChecked(is_left_open=False))
+        life.on(e.Done(e.CheckOpen({}), False))
         assert not lanes[0].is_told_to_stop
-        life.on(e.OpenChecked(is_left_open=True))
+        life.on(e.Done(e.CheckOpen({}), True))
         assert all(lane.is_told_to_stop for lane in lanes), "their successors fix it"
         life.ends(lanes[0])
         assert life.starts == [0, 1, 0]

@@ -68,7 +68,7 @@ class TestAStart:
         life.on(e.Failed(life.last(e.Remember), full))
         life.waits(1.5)
         assert life.last(e.Remember).then == e.ForgetFormer(5), "only when that is written"
-        life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
+        life.on(e.Done(e.MeasureLag(at(2_000)), e.LagMeasured(at(2_000), at(2_000), 0.0, 0)))
         life.waits(5.0)
         assert [c.then for c in life.all(e.Remember)].count(e.ForgetFormer(5)) == 2
         life.ends(lanes[0])
@@ -81,12 +81,14 @@ class TestTheLoop:
         life, lanes = streaming()
         life.waits(1.0)
         before = len(life.all(e.MeasureLag))
-        life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
+        life.on(e.Done(e.MeasureLag(at(2_000)), e.LagMeasured(at(2_000), at(2_000), 0.0, 0)))
         for _ in range(300):
             life._at(life.now + 0.01)
             if life.coordinator.next_tick(life.now) <= 0:
                 life.on(e.Tick())
-                life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
+                life.on(
+                    e.Done(e.MeasureLag(at(2_000)), e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
+                )
             life.reports(lanes[0], done=1, position=at(2_000))
         assert 2 <= len(life.all(e.MeasureLag)) - before <= 4
 

@@ -80,7 +80,7 @@ class TestADatabaseThatChanges:
         """A name, HAProxy: the former primary lives on, and who is connected notices nothing."""
         life, lanes = streaming()
         life.polled()
-        life.on(e.TableChecked(layout()))
+        life.on(e.Done(e.CheckTable(), e.TableChecked(layout())))
         life.waits(0.3)
         assert life.poll() is not None
         life.on(e.Failed(life.last(e.Poll), MOVED))
@@ -103,7 +103,7 @@ class TestADatabaseThatChanges:
         life, lanes = streaming()
         life.ends(lanes[0])
         late = life.runner(0)
-        life.on(e.TableChecked(layout(unit=1000)))
+        life.on(e.Done(e.CheckTable(), e.TableChecked(layout(unit=1000))))
         assert late.is_told_to_stop
         assert lanes[1].is_told_to_stop
         life.ends(late)
@@ -116,10 +116,10 @@ class TestADatabaseThatChanges:
 
     def test_an_altered_table_is_read_anew_by_everybody(self) -> None:
         life, lanes = streaming()
-        life.on(e.TableChecked(layout()))
+        life.on(e.Done(e.CheckTable(), e.TableChecked(layout())))
         assert not lanes[0].is_told_to_stop
         altered = layout(unit=1_000_000, create_time="`created`")
-        life.on(e.TableChecked(altered))
+        life.on(e.Done(e.CheckTable(), e.TableChecked(altered)))
         assert all(lane.is_told_to_stop for lane in lanes)
         assert life.all(e.Reassign) == [e.Reassign(altered)]
         [line] = life.lines("the event table was altered")
@@ -127,5 +127,5 @@ class TestADatabaseThatChanges:
         assert "store.table_altered" in str(life.coordinator.progress.last_error)
         life.waits(1.0)
         assert life.last(e.Poll).reconnect
-        life.on(e.TableChecked(altered))
+        life.on(e.Done(e.CheckTable(), e.TableChecked(altered)))
         assert len(life.lines("the event table was altered")) == 1

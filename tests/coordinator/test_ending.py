@@ -125,7 +125,7 @@ class TestARunThatEndsByItself:
         life, lanes = self.run_to_the_end()
         count = life.last(e.Count)
         rows = dict.fromkeys(count.buckets, 0) | {count.buckets[-1]: 1}
-        life.on(e.Counted(life.database, rows, count.expected, count.in_turn))
+        life.on(e.Done(count, e.Counted(life.database, rows)))
         counted_until_over(life)
         assert not life.is_ending()
         [comparison] = lanes[0].comparisons
@@ -162,5 +162,5 @@ def counted_until_over(life: Life) -> None:
         for count in waiting:
             answered.append(count)
             if life.coordinator._recounting._counting is count:
-                found = e.Counted(life.database, count.expected, count.expected, count.in_turn)
+                found = e.Done(count, e.Counted(life.database, count.expected))
                 life.on(found)

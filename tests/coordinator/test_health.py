@@ -29,8 +29,8 @@ def wrong(life: Life) -> set[str]:
 def working() -> Life:
     """A run of which all checks have been seen to work."""
     life, _ = streaming()
-    life.on(e.TopicChecked())
-    life.on(e.Written(life.last(e.Remember).what))
+    life.on(e.Done(e.CheckTopic({})))
+    life.on(e.Done(life.last(e.Remember)))
     measured(life, 0.0)
     return life
 
@@ -42,7 +42,11 @@ def message(life: Life, name: str) -> str:
 
 def measured(life: Life, seconds: float, events: int = 0) -> None:
     position = life.coordinator.durable.position
-    life.on(e.LagMeasured(position, life.database - at(1), seconds, events))
+    life.on(
+        e.Done(
+            e.MeasureLag(position), e.LagMeasured(position, life.database - at(1), seconds, events)
+        )
+    )
 
 
 def of_shards(life: Life) -> list[float]:
@@ -194,7 +198,7 @@ class TestChecks:
 
     def test_an_index_that_is_rebuilt_is_a_warning_until_it_is(self) -> None:
         life, lanes = begun()
-        life.on(e.Written(life.last(e.Remember).what))
+        life.on(e.Done(life.last(e.Remember)))
         life.on(Folding(0, 10, 1_000))
         assert states(life)["index"] == states(life)["shard 0"] == "warn"
         life.reports(lanes[1], position=at(1_000))
@@ -231,7 +235,7 @@ class TestChecks:
 
     def test_a_hold_that_waits_for_its_time_stops_nobody(self) -> None:
         life, lanes = streaming()
-        life.on(e.Written(life.last(e.Remember).what))
+        life.on(e.Done(life.last(e.Remember)))
         life.reports_done(lanes[0], holds=1, low=at(1_500))
         for _ in range(70):
             life.waits(1.0)
@@ -245,7 +249,7 @@ class TestChecks:
         full = StateError("state.disk_full", "no space", retriable=True)
         life.on(e.Failed(life.last(e.Remember), full))
         assert "index" in wrong(life)
-        life.on(e.Written(life.last(e.Remember).what))
+        life.on(e.Done(life.last(e.Remember)))
         assert "index" not in wrong(life)
 
     def test_events_that_are_due_and_not_published(self) -> None:
@@ -319,7 +323,7 @@ class TestLag:
         life.polled(at(3_000))
         for lane in lanes:
             life.reports_done(lane)
-        life.on(e.LagMeasured(before, at(4_000), 1_990.0, 7))
+        life.on(e.Done(e.MeasureLag(before), e.LagMeasured(before, at(4_000), 1_990.0, 7)))
         assert lag(life) == pytest.approx(1_000.0), "what is left is no older than that"
 
     def test_what_is_held_is_not_published(self) -> None:
@@ -355,7 +359,7 @@ class TestPause:
     def pause(self, life: Life, *, is_paused: bool = True) -> int:
         replies: list[int | EventpubError] = []
         life.on(e.PauseAsked(is_paused, replies.append))
-        life.on(e.Written(life.last(e.Remember).what))
+        life.on(e.Done(life.last(e.Remember)))
         [in_work] = replies
         assert isinstance(in_work, int)
         return in_work
@@ -365,11 +369,11 @@ class TestPause:
         life, _ = streaming()
         replies: list[int | EventpubError] = []
         for is_paused in (True, False):
-            before = life.last(e.Remember).what
+            before = life.last(e.Remember)
             life.on(e.PauseAsked(is_paused, replies.append))
-            life.on(e.Written(before))
+            life.on(e.Done(before))
             assert replies == []
-            life.on(e.Written(life.last(e.Remember).what))
+            life.on(e.Done(life.last(e.Remember)))
             assert replies == [0]
             life.on(e.PauseAsked(is_paused, replies.append))
             assert replies == [0, 0], "it is so already"
@@ -385,7 +389,7 @@ class TestPause:
         assert life.coordinator.pauses.is_paused
         life.on(e.PauseAsked(True, replies.append))
         assert replies == [full]
-        life.on(e.Written(life.last(e.Remember).what))
+        life.on(e.Done(life.last(e.Remember)))
         assert replies == [full, 0]
 
     def test_each_of_several_is_answered_by_what_it_has_wanted(self) -> None:
@@ -394,7 +398,7 @@ class TestPause:
         for is_paused, name in ((True, "first"), (False, "second"), (True, "third")):
             life.on(e.PauseAsked(is_paused, lambda _, name=name: replies.append(name)))  # type: ignore[misc]
         for number, command in enumerate(life.all(e.Remember)[-3:], 1):
-            life.on(e.Written(command.what))
+            life.on(e.Done(command))
             assert replies == ["first", "second", "third"][:number]
 
     def test_what_is_under_way_is_finished_and_nothing_more_is_sent(self) -> None:

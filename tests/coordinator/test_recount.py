@@ -338,7 +338,7 @@ class Counting:
         """The database has what was expected, and a row more in some."""
         assert count is not None
         rows = {b: count.expected[b] + (b in more) for b in count.buckets}
-        self.recounting.counted(Counted(now * SECOND, rows, count.expected, count.in_turn))
+        self.recounting.counted(count, Counted(now * SECOND, rows))
 
 
 WHOLE = list(range(10))
@@ -463,7 +463,7 @@ def test_the_last_count_leaves_nothing_that_was_noted_and_has_all_the_time() -> 
     while count := recounting.next_count(now, position, position, None, at=9e9):
         assert not recounting.is_over()
         found.update(count.buckets)
-        recounting.counted(Counted(now, count.expected, count.expected, count.in_turn))
+        recounting.counted(count, Counted(now, count.expected))
     assert found == {*range(1400)}
     assert recounting.is_over()
 
@@ -531,7 +531,7 @@ def test_what_commits_after_the_clock_went_ahead_is_found_within_the_horizon(by:
                 rows = {b: int(b == bucket_of(position) + 9) for b in count.buckets}
                 if passed < commits:
                     rows = dict.fromkeys(rows, 0)
-                recounting.counted(Counted(now, rows, count.expected, count.in_turn))
+                recounting.counted(count, Counted(now, rows))
             if recounting.next_comparison() is not None:
                 break
         assert commits <= passed <= 12 + 300, f"{by}: {passed}"
@@ -551,12 +551,12 @@ def test_a_clock_that_is_years_off_for_a_moment_costs_no_more_than_a_month(
             reached = max(now, wrong) if at != now else now
             count = recounting.next_count(at, reached, reached, None, 0.0)
             assert count is not None
-            recounting.counted(Counted(at, dict.fromkeys(count.buckets, 0), {}, in_turn=True))
+            recounting.counted(count, Counted(at, dict.fromkeys(count.buckets, 0)))
         while True:
             at += 3 * SECOND
             count = recounting.next_count(at, reached, reached, None, 0.0)
             assert count is not None, "what has come since is counted"
-            recounting.counted(Counted(at, dict.fromkeys(count.buckets, 0), {}, in_turn=True))
+            recounting.counted(count, Counted(at, dict.fromkeys(count.buckets, 0)))
             if bucket_of(now) in count.buckets:
                 break
         # also when that is longer ago than what is kept in mind: nothing comes by windows
@@ -565,7 +565,7 @@ def test_a_clock_that_is_years_off_for_a_moment_costs_no_more_than_a_month(
         while True:
             count = recounting.next_count(at, reached, reached, None, 0.0)
             assert count is not None, "what comes from now on is counted"
-            recounting.counted(Counted(at, dict.fromkeys(count.buckets, 0), {}, in_turn=True))
+            recounting.counted(count, Counted(at, dict.fromkeys(count.buckets, 0)))
             if bucket_of(at) - 10 in count.buckets:
                 break
     assert time.perf_counter() - began < 60.0

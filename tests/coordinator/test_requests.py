@@ -171,7 +171,7 @@ class TestARequestEndsNobody:
         life.on(e.RequestReceived(request, answers.append))
         lane = lanes[0]
         for _ in range(3):
-            life.on(e.OpenChecked(is_left_open=True))
+            life.on(e.Done(e.CheckOpen({}), True))
             life.ends(lane)
             lane = begins(life, 0)
             assert lane.requests == [request]

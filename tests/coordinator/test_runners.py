@@ -20,7 +20,7 @@ class TestOneAfterTheOther:
     def test_the_next_one_is_started_when_the_last_has_ended(self) -> None:
         """However long it stalls: a shard never has two in one process."""
         life, (stalled, other) = streaming()
-        life.on(e.OpenChecked(is_left_open=True))
+        life.on(e.Done(e.CheckOpen({}), True))
         life.ends(other)
         life.waits(600.0)
         assert stalled.is_told_to_stop
@@ -191,8 +191,8 @@ class TestRunnersThatFail:
             assert not life.is_ending()
             life.waits(100.0)
             life.polled()
-            life.on(e.Sampled([], 0))
-            life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
+            life.on(e.Done(e.Sample(), e.Sampled([], 0)))
+            life.on(e.Done(e.MeasureLag(at(2_000)), e.LagMeasured(at(2_000), at(2_000), 0.0, 0)))
 
     def test_one_that_lasts_ends_the_run_whatever_else_goes_well(self) -> None:
         failed = StoreError("store.query_failed", "no such index")

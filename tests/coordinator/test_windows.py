@@ -147,13 +147,13 @@ class TestWindows:
 
     def test_it_says_that_everything_is_published_as_soon_as_it_is(self) -> None:
         life, lanes = begun()
-        life.on(e.LagMeasured(at(1_000), at(2_000), 30.0, 400))
+        life.on(e.Done(e.MeasureLag(at(1_000)), e.LagMeasured(at(1_000), at(2_000), 30.0, 400)))
         assert life.coordinator.progress.lag_events == 400
         life.polled(at(2_000), upper=at(2_000))
         for lane in lanes:
             life.reports_done(lane)
         assert life.coordinator.progress.lag_events == 0
-        life.on(e.LagMeasured(at(1_000), at(2_000), 30.0, 400))
+        life.on(e.Done(e.MeasureLag(at(1_000)), e.LagMeasured(at(1_000), at(2_000), 30.0, 400)))
         assert life.coordinator.progress.lag_events == 0, "that was before"
 
 
@@ -169,9 +169,7 @@ def test_who_begins_with_an_older_index_reads_as_far_as_all_have(is_polled_befor
     for lane in lanes:
         life.reports(lane, position=at(1_200), low=at(1_200))
     if poll is not None:
-        life.on(
-            e.Polled(poll.after, PollResult(NOW, ends[1], ends[1] if is_polled_before else None))
-        )
+        life.on(e.Done(poll, PollResult(NOW, ends[1], ends[1] if is_polled_before else None)))
     life.polled(None)
     life.ends(lanes[0])
     older = life.next_runner(0)

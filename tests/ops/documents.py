@@ -45,8 +45,8 @@ def document() -> dict[str, Any]:
             latency_sum=930.0,
             index_bytes=(shard + 3) << 20,
         )
-    life.on(e.TopicChecked())
-    life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
+    life.on(e.Done(e.CheckTopic({})))
+    life.on(e.Done(e.MeasureLag(at(2_000)), e.LagMeasured(at(2_000), at(2_000), 0.0, 0)))
     life.coordinator.health.written(life.now)
     made: dict[str, Any] = json.loads(json.dumps(IDENTITY | status(life.coordinator, life.now)))
     return made

@@ -326,7 +326,7 @@ class Driver:
         self._begins = False
 
     def _end_runners(self, run: Run) -> None:
-        run.events.append(e.OpenChecked(is_left_open=True))
+        run.events.append(e.Done(e.CheckOpen({}), True))
         self._go_on(run)
 
     def _pass_time(self, run: Run) -> None:
@@ -417,7 +417,11 @@ class Driver:
         this = self.world
         if isinstance(event, (Report, Ended)):
             self._hear(event)
-        elif isinstance(event, e.Polled) and event.result.end is None:
+        elif (
+            isinstance(event, e.Done)
+            and isinstance(event.command, e.Poll)
+            and event.result.end is None
+        ):
             self._vain_polls += 1
         windows = run.coordinator.windows
         before = windows.last and windows.last.upto
@@ -463,22 +467,22 @@ class Driver:
                 self.stop()
                 raise Stopped(f"{command.error.code}: {command.error}")
         elif isinstance(command, e.Sample):
-            run.events.append(e.Sampled((), 0))
+            run.events.append(e.Done(command, e.Sampled((), 0)))
         elif isinstance(command, e.MeasureLag):
-            run.events.append(e.LagMeasured(command.position, 0, 0.0, 0))
+            run.events.append(e.Done(command, e.LagMeasured(command.position, 0, 0.0, 0)))
         elif isinstance(command, BROKER_CHECKS):
             self._ask(run, run.broker.do, command)
         elif not isinstance(command, e.Show):
             self._ask(run, run.watch.do, command)
 
-    def _ask(self, run: Run, do: Callable[[e.Command], e.Event | None], command: e.Command) -> None:
+    def _ask(self, run: Run, do: Callable[[e.Command], Any], command: e.Command) -> None:
+        outcome: e.Event
         try:
-            outcome = do(command)
+            outcome = e.Done(command, do(command))
         except EventpubError as error:
             self.world.counts[f"error {error.code}"] += 1
             outcome = e.Failed(command, error)
-        if outcome is not None:
-            run.events.append(outcome)
+        run.events.append(outcome)
 
     def _said(self, command: e.Log) -> None:
         if "may be published again" in command.text and "after" in command.facts:
