@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,25 +11,8 @@ import pyarrow as pa
 from eventpub import config
 from eventpub.admission.model import CONFLICT, Decision, Rewritten, values
 from eventpub.errors import SinkError, StateError, StoreError
-from eventpub.sink.base import RecordRefusedError
+from eventpub.sink.base import Content, RecordRefusedError
 from eventpub.sink.records import DeadRow, contents_of
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What is published of a decision.
-
-    Attributes:
-        late: mask of `events`; None: none is late.
-        dead: all dead letters of the decision.
-        run: refused events in a row up to here; None: no events.
-    """
-
-    events: pa.Table
-    late: npt.NDArray[np.bool_] | None
-    diverted: pa.Table | None
-    dead: list[DeadRow]
-    run: int | None
 
 
 class Refusals:
@@ -76,20 +58,27 @@ class Refusals:
         )
         return events.filter(pa.array(~is_dead)), is_dead, dead
 
-    def without(self, decision: Decision, run: int, store: str) -> Kept:
+    def without(
+        self, decision: Decision, run: int, store: str, now: int
+    ) -> tuple[Content, int | None]:
         """What is published of a decision, after `run` dead letters in a row.
+
+        Returns:
+            The content, and the refused events in a row up to its end; None: no events.
 
         Raises:
             SinkError: sink.too_many_refused
             StoreError: store.other_history
         """
         events, late, diverted = decision.events, decision.late, decision.diverted
+        gaps = decision.gaps
         refused: list[DeadRow] = []
         if decision.refused is not None:
             refused = dead_rows(*decision.refused, decision.rewritten)
         conflicts = [row for row in refused if row.reason.startswith(CONFLICT)]
         if not (self._reasons or conflicts):
-            return Kept(events, late, diverted, refused, 0 if events.num_rows else None)
+            content = Content(events, late, gaps, refused, diverted, now)
+            return content, 0 if events.num_rows else None
         kept, is_dead, dead = self.split(events)
         created = np.array(
             [*values(events, "create_time"), *(c.create_time or 0 for c in conflicts)], np.int64
@@ -131,7 +120,7 @@ class Refusals:
             diverted, _, dead_late = self.split(diverted)
             dead += dead_late
         late = None if late is None else late[~is_dead]
-        return Kept(kept, late, diverted, dead + refused, run)
+        return Content(kept, late, gaps, dead + refused, diverted, now), run
 
 
 def dead_rows(

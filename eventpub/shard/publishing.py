@@ -26,7 +26,7 @@ from eventpub.admission.model import (
 )
 from eventpub.errors import SinkError, StateError
 from eventpub.shard.context import Accounted, ShardContext
-from eventpub.shard.dead_letters import Kept, Refusals
+from eventpub.shard.dead_letters import Refusals
 from eventpub.shard.pace import rows_within
 from eventpub.sink.base import REDO, Content, PublishedBatch, RecordRefusedError
 
@@ -175,22 +175,22 @@ class Publishing:
             # times that are now read differently must not look like conflicts
             context.lookup.require_same_times()
         where = context.assignment.layout.where
-        kept = self._refusals.without(decision, context.index.dead_run, where)
+        content, run = self._refusals.without(decision, context.index.dead_run, where, now)
         refused: dict[str, list[int]] = {}
         for a, v in _events((decision.refused or [NO_EVENTS])[0]):
             if v < context.rules.first_version:
                 refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
         published = PublishedBatch(0, {})
         if decision.publishes:
-            published = self._transact(decision, kept, now)
+            published = self._transact(content)
             report.published += published.events
-            if kept.events.num_rows:
-                context.committed(kept.events.column("create_time").to_numpy())
+            if content.events.num_rows:
+                context.committed(content.events.column("create_time").to_numpy())
             some = decision.gaps[: max(0, _MOST_SHOWN - len(report.skipped))]
             report.skipped.extend(asdict(gap) for gap in some)
             report.dead.extend(
                 {"aggregate_id": d.aggregate_id, "version": d.version, "reason": d.reason}
-                for d in kept.dead
+                for d in content.dead
             )
             context.parts.failpoint("before_index")
         report.begin_above += self._begin_above(decision, known)
@@ -202,7 +202,7 @@ class Publishing:
                 position,
                 written=published.written,
                 refused=refused,
-                dead_run=kept.run,
+                dead_run=run,
                 contents=self._contents(decision, known),
                 counted=counted,
                 forget_below=oldest,
@@ -213,16 +213,15 @@ class Publishing:
             context.parts.failpoint("after_index")
         report.counts.add(decision.counts)
 
-    def _transact(self, decision: Decision, kept: Kept, now: int) -> PublishedBatch:
-        context, diverted = self._context, kept.diverted
-        size = kept.events.nbytes + (0 if diverted is None else diverted.nbytes)
+    def _transact(self, content: Content) -> PublishedBatch:
+        context, diverted = self._context, content.diverted
+        size = content.events.nbytes + (0 if diverted is None else diverted.nbytes)
         began = context.parts.clock.monotonic()
         try:
             with context.timed("publish"):
-                content = Content(kept.events, kept.late, decision.gaps, kept.dead, diverted, now)
                 published = context.sink.publish(content, context.parts.failpoint)
         except RecordRefusedError as refusal:
-            self._refusals.note(refusal, kept.events, diverted)
+            self._refusals.note(refusal, content.events, diverted)
             raise
         except SinkError:
             context.pace.failed(size)

@@ -65,6 +65,6 @@ def test_a_refused_event_is_forgotten_when_its_letter_is_out() -> None:
 def transact(shard: Publishing, decision: Decision) -> list[Any]:
     """One try; the letters that go out with it."""
     refusals: Refusals = shard._refusals
-    kept = refusals.without(decision, 0, "table events")
-    shard._transact(decision, kept, 0)
-    return kept.dead
+    content, _ = refusals.without(decision, 0, "table events", 0)
+    shard._transact(content)
+    return [*content.dead]

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,11 +87,11 @@ def publish(
     refusals = Refusals(sink)
     for attempt in range(1, tries + 1):
         owner = new_sink()
-        kept = refusals.without(Decision(rows), 0, "events")
+        content, _ = refusals.without(Decision(rows), 0, "events", 0)
         try:
-            owner.publish(Content(kept.events, dead=kept.dead))
+            owner.publish(replace(content, now=None))
         except RecordRefusedError as refusal:
-            refusals.note(refusal, kept.events, None)
+            refusals.note(refusal, content.events, None)
         except SinkError as error:
             if not error.retriable:
                 raise
