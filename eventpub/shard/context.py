@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -38,13 +39,15 @@ class ShardContext:
     Attributes:
         reader, lookup: connections to the store, for windows and for everything else.
         now: the database's time when last read, µs.
-        open_since, hidden_since, uncounted_since: of the last `Window`.
+        window: the last one; before the first, open transactions are unknown: no gap is skipped.
         is_stopping: whether the step should end early.
+        is_full: whether further rows belong to another transaction.
     """
 
     index: Index
     sink: Sink
     is_stopping = False
+    is_full = False
 
     def __init__(self, assignment: Assignment, number: int) -> None:
         self.assignment = assignment
@@ -56,9 +59,7 @@ class ShardContext:
         self._looked_at = 0.0
         self._index_seen_at = float("-inf")
         self._passed_over = 0
-        self.open_since: int | None = 0  # unknown before the first window: no gap is skipped
-        self.hidden_since: int | None = None
-        self.uncounted_since: int | None = None
+        self.window = Window(0, 0, open_since=0)
         self._open = ExitStack()
 
     def _begin(self, index: Index) -> None:
@@ -93,11 +94,6 @@ class ShardContext:
         """The offset up to which the index knows a partition."""
         return self.index.offsets.get(place, 0)
 
-    def take_bounds(self, window: Window) -> None:
-        self.open_since = window.open_since
-        self.hidden_since = window.hidden_since
-        self.uncounted_since = window.uncounted_since
-
     def look_at_clock(self) -> int:
         """Update `now`; if the clock went back, the waits measured by it restart."""
         before, self.now = self.now, self.lookup.now()
@@ -105,9 +101,10 @@ class ShardContext:
         if not before or self.now < before - CLOCK_STEP:
             latest = self.now + self.assignment.config.gaps.longest_wait + CLOCK_STEP
             self.index.restart_holds(latest, self.now, self.rules.next_attempt(self.now, 0))
-            if self.open_since is not None:
+            if self.window.open_since is not None:
                 # a time of the earlier clock says nothing of newer transactions
-                self.open_since = min(self.open_since, self.now)
+                open_since = min(self.window.open_since, self.now)
+                self.window = replace(self.window, open_since=open_since)
         return self.now
 
     def committed(self, created: npt.NDArray[np.int64]) -> None:
@@ -135,15 +132,11 @@ class ShardContext:
         topics, own = self.assignment.config.sink.topics, self.shard.topic_partitions()
         return {(topic, partition) for topic in topics for partition in own}
 
-    @property
-    def is_full(self) -> bool:
-        """Whether further rows belong to another transaction."""
-        return False
-
     def oldest_bucket(self) -> int:
         """The first whose count may still be needed."""
         horizon = self.assignment.config.recount.horizon + COUNTED_LATE
-        return oldest_needed(self.now, horizon, self.hidden_since, self.uncounted_since)
+        window = self.window
+        return oldest_needed(self.now, horizon, window.hidden_since, window.uncounted_since)
 
     def low(self, position: int) -> int:
         """Up to where everything is published or skipped: below any held event."""
@@ -167,7 +160,7 @@ class ShardContext:
         passed_over = self.reader.without_identity
         report.counts.without_identity += passed_over - self._passed_over
         self._passed_over = passed_over
-        report.hidden_since = self.hidden_since
+        report.hidden_since = self.window.hidden_since
         report.offsets = dict(index.offsets)
         report.holds = len(holds)
         if self.parts.clock.monotonic() - self._index_seen_at > _INDEX_SIZE_EVERY:
@@ -196,7 +189,7 @@ class PublishingContext(ShardContext):
         self.beginning = beginning
         self.lane = lane
         self.post = post
-        self.uncounted_since = beginning.uncounted_since
+        self.window = replace(self.window, uncounted_since=beginning.uncounted_since)
         self.sink = self._new_sink()
         try:
             self._begin(open_index(assignment, self.shard, self.report))

@@ -136,7 +136,7 @@ class Publishing:
                     context.rules,
                     now,
                     due_now,
-                    open_since=context.open_since,
+                    open_since=context.window.open_since,
                     retry_now=retry_now,
                     skip_now=skip_now,
                 )
@@ -261,6 +261,7 @@ class Publishing:
     def _still_missing(self, now: int, most: int) -> tuple[dict[str, Hold | None], list[str]]:
         """Split due holds into those that wait on and those to decide, by the missing versions."""
         context, all_holds = self._context, self._context.index.holds
+        open_since = context.window.open_since
         holds = [all_holds[a] for a in all_holds.due(now, most)]
         missing = [(h.aggregate_id, h.first_missing) for h in holds if not h.catching_up]
         with context.timed("backtrack"):
@@ -268,7 +269,7 @@ class Publishing:
         waiting: dict[str, Hold | None] = {}
         for hold in holds:
             if not hold.catching_up and (hold.aggregate_id, hold.first_missing) not in there:
-                tried = admission.failed_attempt(hold, context.rules, now, context.open_since)
+                tried = admission.failed_attempt(hold, context.rules, now, open_since)
                 if tried is not None:
                     waiting[hold.aggregate_id] = tried
         return waiting, [h.aggregate_id for h in holds if h.aggregate_id not in waiting]

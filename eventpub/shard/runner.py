@@ -265,12 +265,12 @@ class Runner:
             while (item := self._next(items)) is not None:
                 if isinstance(item, Rows):
                     had_rows = True
-                    context.take_bounds(item.window)
+                    context.window = item.window
                     if not self._step.rows(item.rows):
                         self._report()
                         return not context.is_stopping
                 elif isinstance(item, WindowEnd):
-                    context.take_bounds(item.window)
+                    context.window = item.window
                     self._step.end(item.window.upto, had_rows=had_rows)
                     context.report.done = item.window.number
                     had_rows = False
@@ -308,7 +308,7 @@ class Runner:
         while context.index.holds and not context.is_stopping:
             work = self._reading.next()
             if isinstance(work, Window):
-                context.take_bounds(work)
+                context.window = work
                 self._step.end(None)
                 context.report.done = work.number
             elif not self._do(work):

@@ -46,7 +46,7 @@ class Step:
             return True
         # older rows are counted again only where open transactions hide some
         since = self._context.now - self._horizon - COUNTED_LATE
-        if (hidden_since := self._context.hidden_since) is not None:
+        if (hidden_since := self._context.window.hidden_since) is not None:
             since = min(since, hidden_since)
         self.accounted.add(times, since)
         return self._publishing.step(rows, int(times[-1]) - 1)

@@ -97,17 +97,16 @@ class JournaledContext(ShardContext):
         except BaseException:
             self.close()
             raise
-        window = Window(
+        self.window = Window(
             plan.batch,
             plan.upto,
             open_since=plan.open_since,
             hidden_since=plan.hidden_since,
             uncounted_since=plan.uncounted_since,
         )
-        self.take_bounds(window)
 
     @property
-    def is_full(self) -> bool:
+    def is_full(self) -> bool:  # type: ignore[override]
         """Whether the batch has reached `most_bytes`: once decided it cannot be made smaller."""
         return self.journal_sink.size > self._most_bytes
 

@@ -256,7 +256,7 @@ def test_what_is_old_when_it_is_read_is_counted_where_something_hides_there(
     since = None if hidden is None else hidden * SECOND
     step: Any = object.__new__(Step)
     step._context, step._horizon = (
-        SimpleNamespace(now=1_000 * SECOND, hidden_since=since),
+        SimpleNamespace(now=1_000 * SECOND, window=Window(1, 0, hidden_since=since)),
         60 * SECOND,
     )
     step.accounted = Accounted(60 * SECOND)
@@ -283,7 +283,7 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
     context.timed = lambda _: nullcontext()
     context.keep_copy = context.take_report = lambda: None
     context.post = lambda _: None
-    context.take_bounds, context.hidden_since = lambda _: None, None
+    context.window = Window(0, 0)
     runner._context, runner._reading = context, read
     runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)
     shard: Any = object.__new__(Step)
@@ -375,10 +375,11 @@ def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept()
     context: Any = object.__new__(PublishingContext)
     config = SimpleNamespace(recount=SimpleNamespace(horizon=horizon))
     context.assignment = SimpleNamespace(config=config)
-    context.now, context.hidden_since = now, None
-    context.uncounted_since = Recount(horizon, 0, now, position).uncounted_since
+    context.now = now
+    since = Recount(horizon, 0, now, position).uncounted_since
+    context.window = Window(1, now, uncounted_since=since)
     assert context.oldest_bucket() <= bucket_of(position - horizon + 1)
-    context.uncounted_since = None
+    context.window = Window(1, now)
     assert context.oldest_bucket() > bucket_of(position)
 
 
@@ -390,7 +391,7 @@ class TestReports:
         context.report, context.parts = Report(1), PARTS
         context.beginning = Beginning(low=50, position=70)
         context.shard = SimpleNamespace(number=1)
-        context.hidden_since = None
+        context.window = Window(1, 100)
         context._index_seen_at = float("inf")
         context._passed_over = 0
         context.reader = SimpleNamespace(without_identity=0)
