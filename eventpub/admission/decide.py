@@ -44,11 +44,10 @@ class Plan:
 
     Args:
         rows: a window's rows, schema `EVENTS`, in any order; may repeat earlier rows.
-        due: held aggregates to retry; rows of other held ones only extend the hold, unless they
-            include the missing version.
+        retry: held aggregates to look up, due or not; rows of other held ones only extend the
+            hold, unless they include the missing version.
         open_since: start of the oldest open transaction, µs: a gap seen after it is not skipped.
             None: none, or unknown.
-        retry_now: held aggregates to retry before they are due.
         skip_now: held aggregates whose gap the operator asked to skip.
 
     Attributes:
@@ -62,16 +61,14 @@ class Plan:
         known: Known,
         rules: Rules,
         now: int,
-        due: Collection[str] = (),
+        retry: Collection[str] = (),
         *,
         open_since: int | None = None,
-        retry_now: Collection[str] = (),
         skip_now: Collection[str] = (),
     ) -> None:
         decision = Decision(rows.slice(0, 0), counts=Counts(rows=rows.num_rows))
         self._batch = Batch(rows, known, rules, now, open_since, skip_now, decision)
-        self._retry_now = {*retry_now, *skip_now}
-        self._due = {*due, *self._retry_now}
+        self._retry = {*retry, *skip_now}
         self._walks: list[Walk] = []
         self.missing: list[VersionRange] = []
         self.first_sights: list[tuple[str, int]] = []
@@ -79,7 +76,7 @@ class Plan:
             contiguous = Contiguous(self._batch)
             if len(contiguous.apart):
                 self._set_apart(contiguous.apart, contiguous.columns)
-        for aggregate_id in self._due - {walk.aggregate_id for walk in self._walks}:
+        for aggregate_id in self._retry - {walk.aggregate_id for walk in self._walks}:
             hold = known.holds.get(aggregate_id)
             if hold is not None:
                 self._begin(aggregate_id, hold.first_missing - 1, hold.since)
@@ -103,16 +100,13 @@ class Plan:
 
     def _begin(self, aggregate_id: str, last: int | None, since: int) -> Walk:
         hold = self._batch.known.holds.get(aggregate_id)
-        is_due = hold is None or (
-            aggregate_id in self._due and hold.next_attempt <= self._batch.now
-        )
         walk = Walk(
             aggregate_id,
             last,
             hold,
             seen=hold.seen if hold else 0,
             since=hold.since if hold else since,
-            asks_store=is_due or aggregate_id in self._retry_now,
+            asks_store=hold is None or aggregate_id in self._retry,
         )
         self._walks.append(walk)
         return walk

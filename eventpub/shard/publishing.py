@@ -116,15 +116,14 @@ class Publishing:
         context = self._context
         now = context.look_at_clock()
         waiting, due_now = self._still_missing(now, due) if due else ({}, [])
+        retry = [*due_now, *retry_now]
         with context.timed("index"):
             ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
-            if not (ids or due_now or retry_now or skip_now):
+            if not (ids or retry or skip_now):
                 self._publish(Decision(NO_EVENTS, holds=waiting), Known(), position, now)
                 return True
             # also of held ones: their earlier skips must stay
-            known = context.index.known(
-                list(dict.fromkeys([*ids, *due_now, *retry_now, *skip_now]))
-            )
+            known = context.index.known(list(dict.fromkeys([*ids, *retry, *skip_now])))
             if since is not None and known.baseline is not None:
                 known.baseline = min(known.baseline, since - 1)
 
@@ -135,9 +134,8 @@ class Publishing:
                     known,
                     context.rules,
                     now,
-                    due_now,
+                    retry,
                     open_since=context.window.open_since,
-                    retry_now=retry_now,
                     skip_now=skip_now,
                 )
             with context.timed("backtrack"):

@@ -632,7 +632,7 @@ def test_how_far_a_gap_goes_is_not_known_while_what_follows_was_not_read(
     rules = Rules(max_backoff=1)
     hold = Hold("a", 1, 4, first_seen=5, attempts=9, next_attempt=5, since=5)
     known = Known(holds={"a": hold})
-    planned = admission.Plan(table(rows), known, rules, 1_000_000_000, due=["a"])
+    planned = admission.Plan(table(rows), known, rules, 1_000_000_000, retry=["a"])
     decision = planned.decide(EVENTS.empty_table(), rest)
     assert decision.holds == {"a": hold}
     assert not decision.gaps

@@ -127,9 +127,8 @@ class World:
             self.known(list(dict.fromkeys([*ids, *due, *retry_now, *skip_now]))),
             self.rules,
             self.now,
-            due,
+            [*due, *retry_now],
             open_since=self.open_since,
-            retry_now=retry_now,
             skip_now=skip_now,
         )
         plan.settle(self.baseline_ends(plan.first_sights))
