@@ -84,12 +84,12 @@ def paused(by: str) -> str:
 class Health:
     """Pure: times are arguments, monotonic s."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[Shard], do: e.Do) -> None:
         self._shards = shards
+        self._do = do
         names = ["database", "boundary", "publishing", *map(_of, shards), "index", "broker"]
         self._checks = {name: NamedCheck(name, "error", NOT_YET, 0.0) for name in names}
         self._checks |= {name: NamedCheck(name, "ok", "", 0.0) for name in ("recount", "times")}
-        self._recovered: list[tuple[str, float]] = []
         self._got_on_at: float | None = None
         self._folding: dict[int, tuple[Folding, float]] = {}
         """By shard that reads its topic back: its progress, and when that was reported."""
@@ -100,7 +100,8 @@ class Health:
     def set(self, name: str, state: State, message: str, now: float) -> None:
         before = self._checks[name]
         if state == "ok" and before.state == "error" and before.last_ok is not None:
-            self._recovered.append((name, now - before.last_ok))
+            text = f"{name}: ok again after {now - before.last_ok:.0f} s"
+            self._do(e.Log("info", text, {}))
         since = before.since if before.state == state else now
         last_ok = now if state == "ok" else before.last_ok
         self._checks[name] = NamedCheck(name, state, message, since, last_ok)
@@ -108,11 +109,6 @@ class Health:
     def mark(self, name: str, message: str, now: float) -> None:
         """Set a check to "warn" with this message, or to ok if it is empty."""
         self.set(name, "warn" if message else "ok", message, now)
-
-    def take_recovered(self) -> list[tuple[str, float]]:
-        """Take the checks that have recovered, with seconds since they were last ok."""
-        found, self._recovered = self._recovered, []
-        return found
 
     # -- what happens -----------------------------------------------------------------------------
 

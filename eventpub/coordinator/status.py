@@ -43,7 +43,7 @@ class Overview:
         self.progress = Progress(server=begin.server)
         self.durable = DurableState(begin)
         self.progress.position = self.durable.position
-        self.health = Health(self.shards)
+        self.health = Health(self.shards, do)
         self.lag = ShownLag(self.progress)
         self.rate = Rate()
         self.pauses = Pauses(begin.is_paused, begin.paused_by, do)
@@ -76,8 +76,6 @@ class Overview:
             self.failures.woke(now)
         self.seen_at = now
         self.health.observe(event, now)
-        for name, seconds in self.health.take_recovered():
-            self._do(e.Log("info", f"{name}: ok again after {seconds:.0f} s", {}))
         if isinstance(event, e.Done) and not isinstance(event.command, e.Sample):  # may take two
             self.schedule.is_done(type(event.command))
             self.failures.is_done(type(event.command))
