@@ -48,10 +48,7 @@ class Coordinator(Overview):
             do=do,
         )
         self._fold_said_at = float("-inf")
-        self._handlers = self._handlers_by_type()
-
-    def _handlers_by_type(self) -> dict[type, Callable[..., None]]:
-        return {
+        self._handlers: dict[type, Callable[..., None]] = {
             Report: self._reported,
             Ended: self.runners.ended,
             e.Tick: self._ticked,
@@ -100,7 +97,7 @@ class Coordinator(Overview):
         """Seconds until the next useful `Tick`."""
         if self.is_stopping:
             return max(0.0, self.runners.stop_by - now)
-        due = [*self.runners.due_at()]
+        due = [shard.start_at for shard in self.shards if shard.lane is None]
         if not self.windows.polling.is_under_way:
             due.append(self.windows.polling.at)
         # what was due by the last event is done; per-second work waits for a tick
@@ -109,8 +106,9 @@ class Coordinator(Overview):
 
     def _go_on(self, now: float) -> None:
         if not self.is_stopping:
-            for shard in self.runners.due(now):
-                self._start_runner(shard, now)
+            for shard in self.shards:
+                if shard.lane is None and now >= shard.start_at:
+                    self._start_runner(shard, now)
             self.requests.send(is_paused=self.pauses.is_paused)
             if not self.pauses.is_paused:
                 self.windows.catch_up(now)
@@ -160,17 +158,14 @@ class Coordinator(Overview):
         self.account(report, self._recounting.uncounted_since, now)
         self._recounting.compared([s.report for s in self.shards if s.report is not None])
         if is_first and all(s.report is not None for s in self.shards):
-            self._all_have_reported()
+            self.windows.begin_at(self.durable.position)
+            self.durable.take_over_former()
+            self._remember()
         if is_first_written:  # distinguishes a recreated topic from a new one
             self._remember()
         if self.polled_at is not None and self.windows.is_reached(self.durable.position):
             # rows written since that poll are unknown
             self.lag.is_none(self.polled_at)
-
-    def _all_have_reported(self) -> None:
-        self.windows.begin_at(self.durable.position)
-        self.durable.take_over_former()
-        self._remember()
 
     def _remember(self) -> None:
         uncounted = self._recounting.uncounted_since
@@ -287,7 +282,8 @@ class Coordinator(Overview):
 
     def _finish_if_done(self, now: float) -> None:
         if self.is_stopping:
-            if self.runners.have_stopped(now):
+            # those that run out of time have their transactions aborted
+            if all(shard.lane is None for shard in self.shards) or now >= self.runners.stop_by:
                 self._remember()
                 self.runners.finish()
             return

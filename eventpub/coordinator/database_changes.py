@@ -67,7 +67,7 @@ class NewestRows:
     def __init__(self, horizon: int, start: int, before: tuple[int, int] | None = None) -> None:
         self._horizon = horizon
         self._start = start
-        self._last = before
+        self.last = before
         self._known: set[int] = set()
         self._has_more = False
         self._continues = False
@@ -76,18 +76,14 @@ class NewestRows:
         self._samples: deque[bool] = deque(maxlen=_OF_SAMPLES)
         self.worst: NewRow | None = None
 
-    @property
-    def last(self) -> tuple[int, int] | None:
-        return self._last
-
     def wants_more(self, rows: Sequence[NewRow]) -> int | None:
         """The id above which to read all rows, if a sample shows only some of the past."""
-        if self._has_more and self._last is not None:
-            return self._last[0]
-        if self._last is None or not rows or min(row.id for row in rows) <= self._last[0]:
+        if self._has_more and self.last is not None:
+            return self.last[0]
+        if self.last is None or not rows or min(row.id for row in rows) <= self.last[0]:
             return None
-        behind = self._last[1] - self._horizon
-        return self._last[0] if any(self._start < r.created <= behind for r in rows) else None
+        behind = self.last[1] - self._horizon
+        return self.last[0] if any(self._start < r.created <= behind for r in rows) else None
 
     def sample(
         self,
@@ -110,11 +106,11 @@ class NewestRows:
             if not self._continues:  # one import counts once, however many portions it takes
                 self._samples.append(bool(unexplained))
             self.worst = max(unexplained, key=lambda row: row.id, default=self.worst)
-        before = self._last
+        before = self.last
         known_id = before[0] if above is None and before is not None else above
-        self._last = last_of(rows, now, known_id)
+        self.last = last_of(rows, now, known_id)
         self._suspicious = []
-        highest, at = before or self._last
+        highest, at = before or self.last
         # a transaction that commits late has ids below others that are known
         known, self._known = self._known or {highest}, {row.id for row in rows}
         least = min(known)
@@ -139,7 +135,7 @@ class NewestRows:
         return behind
 
     def restart(self) -> None:
-        self._last, self._has_more = None, False
+        self.last, self._has_more = None, False
 
     def forgive(self) -> None:
         """Forget rows of the past, as they were read in another time zone than the table's."""

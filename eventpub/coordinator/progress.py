@@ -138,9 +138,6 @@ class Progress:
         self.per_shard[report.shard] = shown
         self.holds_open = sum(int(shard["holds"]) for shard in self.per_shard.values())
 
-    def counters(self) -> dict[str, int]:
-        return {counter.name: getattr(self, counter.name) for counter in COUNTERS}
-
 
 COUNTERS = tuple(each for each in fields(Progress) if each.metadata)
 

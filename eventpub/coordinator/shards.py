@@ -7,7 +7,7 @@ producers of other processes, and their records are read back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -203,11 +203,9 @@ class Failures:
         self._well_since: float | None = None
         self._wrong_since: dict[str, float] = {}
         self._sightings: dict[int, list[float]] = {}
-        self._woke_at = float("-inf")
-
-    def woke(self, now: float) -> None:
-        """The process was frozen: another publisher may have taken over, and is not to stop."""
-        self._woke_at = now
+        self.woke_at = float("-inf")
+        """When the process was last frozen: another publisher may have taken over, and is not to
+        stop."""
 
     def is_well(self, shard: int, now: float, *, has_progressed: bool) -> None:
         if self._well_since is None:
@@ -253,7 +251,7 @@ class Failures:
             return None
         before = self._sightings.get(shard, [])
         recent = [seen for seen in before if now - seen < _SIGHTINGS_WITHIN]
-        was_away = now - self._woke_at < _TAKEOVER
+        was_away = now - self.woke_at < _TAKEOVER
         recent += [now] * (_SIGHTINGS[error.code] << was_away)
         self._sightings[shard] = recent
         if len(recent) < _MOST_SIGHTINGS:
@@ -283,12 +281,6 @@ class Runners:
         self.is_over = False
 
     # -- runners come and go ----------------------------------------------------------------------
-
-    def due(self, now: float) -> Iterator[Shard]:
-        return (s for s in self._shards if s.lane is None and now >= s.start_at)
-
-    def due_at(self) -> Iterator[float]:
-        return (shard.start_at for shard in self._shards if shard.lane is None)
 
     def start(self, shard: Shard, beginning: Beginning) -> None:
         lane = Lane()
@@ -338,10 +330,6 @@ class Runners:
         self.is_stopping, self._error = True, error
         self.stop_by = now + _STOPS_WITHIN
         self._stop_all()
-
-    def have_stopped(self, now: float) -> bool:
-        """Whether all have exited, or run out of time: their transactions are aborted."""
-        return all(shard.lane is None for shard in self._shards) or now >= self.stop_by
 
     def finish(self) -> None:
         self.is_over = True

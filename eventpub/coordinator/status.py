@@ -14,7 +14,7 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.database_changes import Newest
 from eventpub.coordinator.health import HERE, STALLED_AFTER, Health, NamedCheck, Schedule
 from eventpub.coordinator.position import DurableState, StartState
-from eventpub.coordinator.progress import Progress, Rate, ReportLog, ShownLag
+from eventpub.coordinator.progress import COUNTERS, Progress, Rate, ReportLog, ShownLag
 from eventpub.coordinator.requests import Pauses, Requests
 from eventpub.coordinator.shards import FROZEN_AFTER, Failures, Shard, has_got_on
 from eventpub.log import dropped
@@ -73,7 +73,7 @@ class Overview:
             self.lag.begin(now)
             self.rate.add(now, 0)
         elif now - self.seen_at > FROZEN_AFTER:
-            self.failures.woke(now)
+            self.failures.woke_at = now
         self.seen_at = now
         self.health.observe(event, now)
         if isinstance(event, e.Done) and not isinstance(event.command, e.Sample):  # may take two
@@ -158,7 +158,8 @@ def status(overview: Overview, now: float) -> dict[str, Any]:
         },
         "rates": {"published": round(overview.rate.at(now), 1)},
         "watermark": progress.watermark,
-        "counters": progress.counters() | {"log_lines_dropped": dropped()},
+        "counters": {each.name: getattr(progress, each.name) for each in COUNTERS}
+        | {"log_lines_dropped": dropped()},
         "holds_open": progress.holds_open,
         "latency": asdict(progress.latency),
         "steps": {step: asdict(found) for step, found in progress.steps.items()},

@@ -39,6 +39,7 @@ class ShardContext:
     Attributes:
         reader, lookup: connections to the store, for windows and for everything else.
         now: the database's time when last read, µs.
+        unread: position and `low` of an index that has read nothing, µs.
         window: the last one; before the first, open transactions are unknown: no gap is skipped.
         is_stopping: whether the step should end early.
         is_full: whether further rows belong to another transaction.
@@ -55,6 +56,7 @@ class ShardContext:
         self.shard = assignment.shard(number)
         self.rules = assignment.rules()
         self.report = Report(number)
+        self.unread = assignment.start or 0, assignment.start or 0
         self.now = 0
         self._looked_at = 0.0
         self._index_seen_at = float("-inf")
@@ -143,18 +145,12 @@ class ShardContext:
         oldest = self.index.holds.oldest()
         return position if oldest is None else min(position, oldest - 1)
 
-    @property
-    def _unread(self) -> tuple[int, int]:
-        """Position and `low` of an index that has read nothing, µs."""
-        start = self.assignment.start or 0
-        return start, start
-
     def take_report(self) -> Report:
         """Return the report and start the next one."""
         report, index = self.report, self.index
         holds, known_to = index.holds, index.position
         if known_to is None:  # a new index has read nothing yet
-            report.position, report.low = self._unread
+            report.position, report.low = self.unread
         else:
             report.position, report.low = known_to, self.low(known_to)
         passed_over = self.reader.without_identity
@@ -187,6 +183,7 @@ class PublishingContext(ShardContext):
     ) -> None:
         super().__init__(assignment, number)
         self.beginning = beginning
+        self.unread = beginning.position, beginning.low
         self.lane = lane
         self.post = post
         self.window = replace(self.window, uncounted_since=beginning.uncounted_since)
@@ -224,10 +221,6 @@ class PublishingContext(ShardContext):
                 suggestion="nothing to do: it was asked to stop",
                 retriable=True,
             )
-
-    @property
-    def _unread(self) -> tuple[int, int]:
-        return self.beginning.position, self.beginning.low
 
 
 def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:

@@ -287,17 +287,14 @@ class Runner:
     def _next(self, items: Prefetch[Item]) -> Item | None:
         """The next item; a comparison continues meanwhile."""
         context, comparing = self._context, self._comparing
-        while not items.wait(self._patience()):
+        while not items.wait(_COMPARES_EVERY if comparing.is_under_way else _SERVES_EVERY):
             # also during a comparison: a runner silent for a minute counts as stuck
-            if comparing.go_on() or (comparing.is_under_way and self._is_silent()):
+            is_silent = context.parts.clock.monotonic() - self._reported_at > _REPORTS_EVERY
+            if comparing.go_on() or (comparing.is_under_way and is_silent):
                 self._report()
             context.sink.serve()
         with context.timed("read"):
             return next(items, None)
-
-    def _patience(self) -> float:
-        """Seconds to wait for an item before other work is due."""
-        return _COMPARES_EVERY if self._comparing.is_under_way else _SERVES_EVERY
 
     def _wait_for_holds(self) -> bool:
         """`hold_shard`: read nothing while anything is held; False: stop, True: nothing is held."""
@@ -326,9 +323,6 @@ class Runner:
         else:
             self._step.answering.answer(work)
         return True
-
-    def _is_silent(self) -> bool:
-        return self._context.parts.clock.monotonic() - self._reported_at > _REPORTS_EVERY
 
     def _report(self) -> None:
         self._reported_at = self._context.parts.clock.monotonic()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from eventpub.admission.model import EVENTS, bucket_of
-from eventpub.channel import Beginning, Comparison, Lane, Report, Request, Stop, Window, Work
+from eventpub.channel import Comparison, Lane, Report, Request, Stop, Window, Work
 from eventpub.coordinator.recount import Recount
 from eventpub.errors import SinkError
 from eventpub.shard import runner as runner_module
@@ -361,6 +361,7 @@ def test_a_producer_hands_over_its_log_while_nothing_comes(
     runner._context, runner._reading = context, read
     runner._step = SimpleNamespace(accounted=Accounted(0))
     runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)
+    runner._reported_at = 0.0
     if waits_for_a_hold:
         for _ in range(3):
             context.lane.wake()
@@ -389,7 +390,7 @@ class TestReports:
         """What a shard has in its hands, as far as a report asks."""
         context: Any = object.__new__(PublishingContext)
         context.report, context.parts = Report(1), PARTS
-        context.beginning = Beginning(low=50, position=70)
+        context.unread = 70, 50
         context.shard = SimpleNamespace(number=1)
         context.window = Window(1, 100)
         context._index_seen_at = float("inf")
