@@ -11,8 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,24 +38,6 @@ _COMPARES_EVERY = 0.02
 """Seconds between checks for keys of a comparison, while no rows come."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """At most a chunk of a window's rows."""
-
-    window: Window
-    rows: pa.Table
-
-
-@dataclass(frozen=True)
-class WindowEnd:
-    """A window has no more rows."""
-
-    window: Window
-
-
-Item: TypeAlias = Rows | WindowEnd | Comparison | Request | Stop
-
-
 class Reading:
     """The coordinator's work in order, by `prefetch` or `next`; owns the context's `reader`."""
 
@@ -71,9 +52,10 @@ class Reading:
         """The number of the last window received; 0: none."""
         return 0 if self._last is None else self._last.number
 
-    def prefetch(self) -> AbstractContextManager[Prefetch[Item]]:
+    def prefetch(self) -> AbstractContextManager[Prefetch[Work]]:
         """Everything after the index's position, as far as windows reach.
 
+        A window comes once with each chunk of its rows, and without rows at its end.
         The reading thread owns this object until the block is left. Call `handled` after other
         work.
         """
@@ -98,7 +80,7 @@ class Reading:
             self._last = work
         return work
 
-    def _items(self) -> Iterator[Item]:
+    def _items(self) -> Iterator[Work]:
         context = self._context
         # what other runners published before, the fold has read from the topic
         horizon = context.assignment.config.recount.horizon
@@ -112,8 +94,8 @@ class Reading:
             if isinstance(work, Window):
                 self._last = work
                 for rows in self._window(after, work):
-                    yield Rows(work, rows)
-                yield WindowEnd(work)
+                    yield replace(work, rows=rows)
+                yield replace(work, rows=None)
                 after = max(after, work.upto)
             elif work is not None:
                 self._unhandled.append(work)
@@ -263,17 +245,15 @@ class Runner:
         self._step.accounted.forget()
         with self._reading.prefetch() as items:
             while (item := self._next(items)) is not None:
-                if isinstance(item, Rows):
-                    had_rows = True
-                    context.window = item.window
-                    if not self._step.rows(item.rows):
+                if isinstance(item, Window):
+                    context.window = item
+                    if item.rows is None:
+                        self._step.end(item.upto, had_rows=had_rows)
+                        context.report.done = item.number
+                    elif not self._step.rows(item.rows):
                         self._report()
                         return not context.is_stopping
-                elif isinstance(item, WindowEnd):
-                    context.window = item.window
-                    self._step.end(item.window.upto, had_rows=had_rows)
-                    context.report.done = item.window.number
-                    had_rows = False
+                    had_rows = item.rows is not None
                 elif not self._do(item):
                     return False
                 else:
@@ -284,7 +264,7 @@ class Runner:
                     return False
         return False
 
-    def _next(self, items: Prefetch[Item]) -> Item | None:
+    def _next(self, items: Prefetch[Work]) -> Work | None:
         """The next item; a comparison continues meanwhile."""
         context, comparing = self._context, self._comparing
         while not items.wait(_COMPARES_EVERY if comparing.is_under_way else _SERVES_EVERY):

@@ -20,7 +20,7 @@ from eventpub.errors import SinkError
 from eventpub.shard import runner as runner_module
 from eventpub.shard.context import Accounted, PublishingContext
 from eventpub.shard.pace import Sizes, read_ahead
-from eventpub.shard.runner import Item, Reading, Rows, Runner, WindowEnd
+from eventpub.shard.runner import Reading, Runner
 from eventpub.shard.step import Step
 from eventpub.times import SYSTEM_CLOCK
 
@@ -70,11 +70,11 @@ def reading(
     return Reading(context), context
 
 
-def shown(item: Item | None) -> object:
+def shown(item: Work | None) -> object:
     """An item in a few words: the times of rows, the end of a window, or the work itself."""
-    if isinstance(item, Rows):
-        return item.rows.column("create_time").to_pylist()
-    return ("end", item.window.upto) if isinstance(item, WindowEnd) else item
+    if not isinstance(item, Window):
+        return item
+    return ("end", item.upto) if item.rows is None else item.rows.column("create_time").to_pylist()
 
 
 def test_rows_ends_and_other_work_come_in_the_order_of_the_work() -> None:

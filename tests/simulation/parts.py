@@ -11,12 +11,13 @@ from unittest.mock import patch
 import structlog
 
 from eventpub.admission import model
+from eventpub.channel import Window
 from eventpub.config import Config
 from eventpub.coordinator import recount
 from eventpub.shard import runner
 from eventpub.shard.assignment import Parts
 from eventpub.shard.pace import Sizes
-from eventpub.shard.runner import Reading, Rows
+from eventpub.shard.runner import Reading
 from tests.simulation.broker import Clients
 from tests.simulation.disk import Storage
 from tests.simulation.store import EventStore
@@ -119,11 +120,15 @@ def _read_ahead(
         yield _Ahead(make(), lambda _: True)
         return
     link: Any = of._context.lane
-    ahead = _Ahead(make(), lambda last: isinstance(last, Rows) or link.has_work)
+    ahead = _Ahead(make(), lambda last: _has_rows(last) or link.has_work)
     try:
         yield ahead
     finally:
         ahead.leave(wake)
+
+
+def _has_rows(item: Any) -> bool:
+    return isinstance(item, Window) and item.rows is not None
 
 
 class _Unexpected(logging.Handler):
