@@ -153,7 +153,7 @@ class Coordinator(Overview):
         if begins:
             self._recounting.began(report, known, held)
         else:
-            self._recounting.account(report)
+            self._recounting.recount.account(report.shard, report.buckets)
         is_first_written = self.durable.has_first_written(report)
         self.account(report, self._recounting.uncounted_since, now)
         self._recounting.compared([s.report for s in self.shards if s.report is not None])

@@ -233,7 +233,8 @@ class DatabaseChanges:
         progress = self._progress
         progress.time = result.now
         self._meet(result.server)
-        self._recounting.ended(result.ended)
+        for after, upto in result.ended:
+            self._recounting.recount.ended(after, upto)
         found = ((bucket_of(after + 1), bucket_of(upto)) for after, upto in result.ended)
         self._ended |= dict.fromkeys(found, now)
         progress.passed += result.timed_out
@@ -263,7 +264,7 @@ class DatabaseChanges:
                 " become dead letters; `eventpub verify` compares everything"
             )
             self._do(warning(text, before=before, now=server))
-            self._recounting.everything(self._progress.time)
+            self._recounting.recount.everything(self._progress.time)
 
     def _say_watermark(self, state: str) -> None:
         if state != self._progress.watermark and state in _WATERMARK:
@@ -288,7 +289,7 @@ class DatabaseChanges:
         found = newest.sample(progress.time, upto, event.rows, ended, event.above)
         if found:
             self._note_past([row.created for row in found], now)
-        elif not self._recounting.has_late:
+        elif not self._recounting.recount.has_late:
             last = newest.last
             self.newest = None if last is None else (*last, self.layout.sampled_by)
         is_far = event.ahead > _CLOCK_TOLERANCE
@@ -314,7 +315,7 @@ class DatabaseChanges:
         return None if zone is None else zone.name
 
     def _note_past(self, created: list[int], now: float) -> None:
-        self._recounting.note([bucket_of(at) for at in created])
+        self._recounting.recount.note([bucket_of(at) for at in created])
         self._progress.rows_in_past += len(created)
         if now - self._past_at > _WARNS_FOR:
             self._past_rows, self._past_oldest = 0, self._progress.time

@@ -30,8 +30,7 @@ class Recounting:
         position: int | None = None,
         hidden_since: int | None = None,
     ) -> None:
-        self._recount = Recount(horizon, start, now, position, hidden_since)
-        self.note, self.everything = self._recount.note, self._recount.everything
+        self.recount = Recount(horizon, start, now, position, hidden_since)
         self._horizon = horizon
         self._last_time = now
         self._lead: float | None = None
@@ -51,25 +50,14 @@ class Recounting:
         events, µs. What is no longer held is counted again.
         """
         if report.read_before is not None:
-            self._recount.read_before(report.read_before, known)
-        self._recount.account(report.shard, report.buckets, of_all=True)
+            self.recount.read_before(report.read_before, known)
+        self.recount.account(report.shard, report.buckets, of_all=True)
         if held is not None and held[0] < min(report.low, held[1]):
-            self._recount.ended(held[0], min(report.low, held[1]))
-
-    def account(self, report: Report) -> None:
-        self._recount.account(report.shard, report.buckets)
-
-    def ended(self, ranges: Sequence[tuple[int, int]]) -> None:
-        for after, upto in ranges:
-            self._recount.ended(after, upto)
-
-    @property
-    def has_late(self) -> bool:
-        return self._recount.has_late
+            self.recount.ended(held[0], min(report.low, held[1]))
 
     @property
     def uncounted_since(self) -> int | None:
-        return self._recount.uncounted_since
+        return self.recount.uncounted_since
 
     def behind_since(self, position: int) -> int | None:
         """Start of the rows to count, µs, while the clock is behind the position, else None."""
@@ -83,14 +71,14 @@ class Recounting:
         self._last_time = now
         if step < -CLOCK_STEP:
             self._lead = lead
-            self._recount.clock_went_back(now)
+            self.recount.clock_went_back(now)
             return step / 1e6
         # a late answer, or one to a process that was suspended, has a smaller lead once
         before = lead if self._lead is None else self._lead
         self._lead = max(lead, before)
         if lead - before <= _AHEAD:
             return 0.0
-        self._recount.clock_went_ahead(now, int(lead - before))
+        self.recount.clock_went_ahead(now, int(lead - before))
         return (lead - before) / 1e6
 
     # -- counting ---------------------------------------------------------------------------------
@@ -109,22 +97,22 @@ class Recounting:
         """The next count, if one is due and none in flight. `now` is µs, `at` monotonic s."""
         if self._counting is not None:
             return None
-        buckets, in_turn = self._recount.due(now, position, reached, hidden_since), True
+        buckets, in_turn = self.recount.due(now, position, reached, hidden_since), True
         if not buckets and (at < self._late_until or self._is_last):
-            buckets, in_turn = self._recount.late(now, position), False
+            buckets, in_turn = self.recount.late(now, position), False
         if not buckets:
             return None
         alone = [b for b in buckets if b in self._alone]
         chosen = [b for b in buckets if b not in self._alone][: self._at_most] or alone[:1]
-        self._recount.not_counted({*buckets} - {*chosen}, in_turn=in_turn)
-        self._counting = Count(tuple(chosen), position, self._recount.ask(chosen), in_turn)
+        self.recount.not_counted({*buckets} - {*chosen}, in_turn=in_turn)
+        self._counting = Count(tuple(chosen), position, self.recount.ask(chosen), in_turn)
         return self._counting
 
     def counted(self, count: Count, found: Counted) -> None:
         self._counting = None
         self._alone -= found.rows.keys()
         self._at_most = min(2 * self._at_most, MOST_BUCKETS)
-        self._recount.counted(
+        self.recount.counted(
             found.now, found.rows, count.expected, in_turn=count.in_turn, upto=count.position
         )
 
@@ -137,14 +125,14 @@ class Recounting:
         else:
             self._at_most = max(1, len(count.buckets) // 4)
         self._counting = None
-        self._recount.not_counted(count.buckets, pause, in_turn=count.in_turn)
+        self.recount.not_counted(count.buckets, pause, in_turn=count.in_turn)
 
     # -- comparing --------------------------------------------------------------------------------
 
     def next_comparison(self) -> Comparison | None:
-        if self.comparison.buckets or not self._recount.has_mismatches():
+        if self.comparison.buckets or not self.recount.has_mismatches():
             return None
-        self.comparison = Comparison(self.comparison.number + 1, tuple(self._recount.take()))
+        self.comparison = Comparison(self.comparison.number + 1, tuple(self.recount.take()))
         return self.comparison
 
     def compared(self, reports: Sequence[Report]) -> None:
@@ -153,7 +141,7 @@ class Recounting:
             return
         unfinished = {b for report in reports for b in report.unfinished}
         again = min((r.next_due for r in reports if r.next_due is not None), default=0)
-        self._recount.compared(comparison.buckets, unfinished, again)
+        self.recount.compared(comparison.buckets, unfinished, again)
         self.comparison = Comparison(comparison.number)
 
     # -- the last count of a run that ends by itself ----------------------------------------------
@@ -161,14 +149,14 @@ class Recounting:
     def begin_last(self, now: int, position: int, reached: int, hidden_since: int | None) -> None:
         if not self._is_last:
             self._is_last = True
-            self._recount.not_counted(self._recount.due(now, position, reached, hidden_since))
-            self._recount.everything(now)
+            self.recount.not_counted(self.recount.due(now, position, reached, hidden_since))
+            self.recount.everything(now)
 
     def is_over(self) -> bool:
         """Whether the last count found nothing; otherwise it restarts."""
         if not self._is_last or self._counting is not None:
             return False
-        if self.comparison.buckets or self._recount.has_mismatches():
+        if self.comparison.buckets or self.recount.has_mismatches():
             self._is_last = False
             return False
         return True

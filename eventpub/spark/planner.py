@@ -259,7 +259,7 @@ class Planner:
         if self._taken != last.batch:
             self._taken = last.batch
             for report in self._reports:
-                self._recounting.account(report)
+                self._recounting.recount.account(report.shard, report.buckets)
                 self._observed.decided(report)
             self._recounting.compared(self._reports)
         return self._recounting

@@ -325,7 +325,7 @@ def counted_with(life: Life, differs: set[int] = frozenset()) -> set[int]:  # ty
 
     They are noted first, as where rows have come behind the reader.
     """
-    life.coordinator._recounting.note(sorted(differs))
+    life.coordinator._recounting.recount.note(sorted(differs))
     found: set[int] = set()
     answered = life.coordinator.__dict__.setdefault("answered", [])
     for _ in range(8):

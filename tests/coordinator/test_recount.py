@@ -379,7 +379,7 @@ def test_a_second_that_cannot_be_counted_out_of_turn_keeps_no_others_waiting() -
     counting.finds(counting.next())
     for bad in (0, 5, 9):
         start, failed = len(counting.asked), 0
-        counting.recounting.note(WHOLE)
+        counting.recounting.recount.note(WHOLE)
         for step in range(40):
             now = 60 + 200 * bad + step // 10
             counting.recounting.clock_stepped(now * SECOND, now)
@@ -396,20 +396,20 @@ def test_a_second_that_cannot_be_counted_out_of_turn_keeps_no_others_waiting() -
         later = 60 + 200 * bad + 70
         while (again := counting.next(now=later)) is not None:
             counting.finds(again, now=later)
-        assert not counting.recounting.has_late
+        assert not counting.recounting.recount.has_late
 
 
 def test_what_was_noted_and_could_not_be_counted_is_counted_the_next_time() -> None:
     counting = Counting()
     counting.finds(counting.next())
-    counting.recounting.ended([(2 * SECOND, 3 * SECOND)])
+    counting.recounting.recount.ended(2 * SECOND, 3 * SECOND)
     counting.recounting.second(0.0)
     count = counting.next(now=53)
     assert count is not None
     counting.recounting.not_counted(count)
     counting.finds(counting.next(now=53), now=53)
     assert counting.asked[1:] == [[2], [2]]
-    assert not counting.recounting.has_late
+    assert not counting.recounting.recount.has_late
 
 
 @pytest.mark.parametrize("how", ["ended", "noted"])
@@ -417,19 +417,19 @@ def test_what_is_noted_while_its_second_is_counted_is_counted_again(how: str) ->
     """The rows of a transaction that has just ended may not have been there yet."""
     counting = Counting()
     counting.finds(counting.next())
-    counting.recounting.note([2])
+    counting.recounting.recount.note([2])
     counting.recounting.second(0.0)
     count = counting.next(now=53)
     assert count is not None
     if how == "ended":
-        counting.recounting.ended([(2 * SECOND, 3 * SECOND)])
+        counting.recounting.recount.ended(2 * SECOND, 3 * SECOND)
     else:
-        counting.recounting.note([2])
+        counting.recounting.recount.note([2])
     counting.finds(count, now=53)
     assert counting.recounting.uncounted_since == 2 * SECOND
     counting.recounting.second(0.0)
     counting.finds(counting.next(now=56), now=56)
-    assert not counting.recounting.has_late
+    assert not counting.recounting.recount.has_late
 
 
 def test_a_month_that_is_to_be_counted_costs_no_more_than_a_second() -> None:
@@ -447,7 +447,7 @@ def test_a_month_that_is_to_be_counted_costs_no_more_than_a_second() -> None:
 def test_late_counts_have_their_share_of_a_second() -> None:
     counting = Counting()
     counting.finds(counting.next())
-    counting.recounting.note([2])
+    counting.recounting.recount.note([2])
     counting.recounting.second(7.0)
     assert counting.next(at=7.6, now=53) is None
     counting.recounting.second(8.0)
@@ -457,7 +457,7 @@ def test_late_counts_have_their_share_of_a_second() -> None:
 def test_the_last_count_leaves_nothing_that_was_noted_and_has_all_the_time() -> None:
     recounting = Recounting(HORIZON, start=0)
     now, position = 1500 * SECOND, 1400 * SECOND
-    recounting.ended([(0, position)])
+    recounting.recount.ended(0, position)
     recounting.begin_last(now, position, position, None)
     found: set[int] = set()
     while count := recounting.next_count(now, position, position, None, at=9e9):
