@@ -69,14 +69,6 @@ class NamedCheck:
     last_ok: float | None = None
 
 
-@dataclass(frozen=True)
-class ShardError:
-    code: str
-    message: str
-    where: str
-    at: float
-
-
 def paused(by: str) -> str:
     return f"paused{f' by {by}' if by else ''}; run `eventpub resume` to publish again"
 
@@ -93,7 +85,8 @@ class Health:
         self._got_on_at: float | None = None
         self._folding: dict[int, tuple[Folding, float]] = {}
         """By shard that reads its topic back: its progress, and when that was reported."""
-        self.errors: dict[int, ShardError] = {}
+        self.errors: dict[int, tuple[EventpubError, float]] = {}
+        """By shard: the last, and when it came."""
         self.lacking = ""
         """What publishing waits for."""
 
@@ -152,7 +145,7 @@ class Health:
         self._folding.pop(number, None)
         if isinstance(message, Ended):
             if (error := message.error) is not None:
-                self.errors[number] = ShardError(error.code, error.message, HERE, now)
+                self.errors[number] = error, now
                 self.set(f"shard {number}", "error", _text_of(error), now)
         else:
             name = _of(self._shards[number])

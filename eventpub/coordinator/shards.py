@@ -47,7 +47,6 @@ _STOPS_WITHIN = 1.2
 @dataclass
 class Sent:
     number: int
-    upto: int
     is_page: bool
     at: float
 
@@ -111,7 +110,7 @@ class Shard:
             return
         self.window += 1
         self.is_behind = False
-        self.sent.append(Sent(self.window, window.upto, is_page, now))
+        self.sent.append(Sent(self.window, is_page, now))
         self.lane.send(replace(window, number=self.window, rows=rows))
 
     def compare(self, comparison: Comparison, now: float) -> None:
