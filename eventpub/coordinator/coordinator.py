@@ -163,7 +163,7 @@ class Coordinator(Overview):
             self._remember()
         if is_first_written:  # distinguishes a recreated topic from a new one
             self._remember()
-        if self.polled_at is not None and self.windows.is_reached(self.durable.position):
+        if self.polled_at is not None and self.durable.position >= self.lag.boundary:
             # rows written since that poll are unknown
             self.lag.is_none(self.polled_at)
 

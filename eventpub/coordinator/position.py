@@ -233,7 +233,6 @@ class Windows:
         self._longest_wait = longest_wait
         self._do = do
         self.planned = durable.position
-        self._boundary = 0
         self._time: int | None = None
         self.polling = Polling()
         self.last: Window | None = None
@@ -267,7 +266,7 @@ class Windows:
         """`after`: of the poll, µs."""
         self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
         before = self._time
-        self._boundary, self._time = result.upper, result.now
+        self._time = result.now
         # transactions begun since the poll are unknown: a gap seen later is not skipped
         open_since = result.now if result.open_since is None else result.open_since
         if self.last is not None and before is not None and result.now < before:
@@ -338,6 +337,3 @@ class Windows:
             return None
         at = [report.position for report in reports]
         return min(at), max([*at, self.planned])
-
-    def is_reached(self, position: int) -> bool:
-        return bool(self._boundary) and position >= self._boundary

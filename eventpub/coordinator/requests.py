@@ -17,13 +17,6 @@ from eventpub.coordinator.events import Do, Log, PauseAsked, Reply, warning
 from eventpub.coordinator.shards import Shard
 from eventpub.errors import EventpubError, StateError
 
-COMMANDS = {
-    "list": "gaps list",
-    "retry": "gaps retry",
-    "skip": "gaps skip",
-    "publish": "publish",
-}
-
 _MOST_FAILURES = 2
 """Runners of a shard that may fail with a request in flight."""
 
@@ -44,7 +37,8 @@ class _Pending:
 
     @property
     def command(self) -> str:
-        return COMMANDS[self.request.action]
+        action = self.request.action
+        return action if action == "publish" else f"gaps {action}"
 
     @property
     def publishes(self) -> bool:
