@@ -14,7 +14,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,12 +60,9 @@ class Storage:
         directory.parent.mkdir(parents=True, exist_ok=True)
         return Rdict(str(directory), options)
 
-    @contextmanager
-    def reader(self, directory: Path) -> Iterator[Rdict]:
+    def reader(self, directory: Path) -> Rdict:
         """Open read-only, even while another process has it open."""
-        options, access = Options(raw_mode=True), AccessType.read_only()
-        with closing(Rdict(str(directory), options, access_type=access)) as reader:
-            yield reader
+        return Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only())
 
     def new_batch(self) -> WriteBatch:
         return WriteBatch(raw_mode=True)
@@ -280,11 +277,11 @@ def read_only(directory: Path, storage: Storage = ROCKSDB) -> Iterator[Items | N
     if not storage.exists(directory):
         yield None
         return
-    with ExitStack() as stack:
-        try:
-            reader = stack.enter_context(storage.reader(directory))
-        except Exception as error:
-            raise _mapped(error, directory) from error
+    try:
+        reader = storage.reader(directory)
+    except Exception as error:
+        raise _mapped(error, directory) from error
+    with closing(reader):
         require_known_format(_items(reader, directory, IDENTITY), directory)
         _checked_marks(reader, directory)
         yield partial(_items, reader, directory)

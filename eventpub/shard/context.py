@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ _OF_NO_USE = {"state.foreign", "index.newer_format"}
 
 
 class ShardContext:
-    """What a shard's step works with. A context manager that closes everything.
+    """What a shard's step works with; `close` it.
 
     Attributes:
         reader, lookup: connections to the store, for windows and for everything else.
@@ -72,12 +72,6 @@ class ShardContext:
         )
         self.reader = self._open.enter_context(self.parts.stores(config.store, layout))
         self.lookup = self._open.enter_context(self.parts.stores(config.store, layout))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._open.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 
 import pyarrow as pa
@@ -170,7 +170,7 @@ def _serve(
     while not lane.is_stopping:
         runner: Runner | None = None
         try:
-            with PublishingContext(assignment, number, beginning, lane, post) as context:
+            with closing(PublishingContext(assignment, number, beginning, lane, post)) as context:
                 context.report.rebuilt = damage or context.report.rebuilt
                 runner = Runner(context)
                 runner.run()

@@ -18,6 +18,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -205,7 +206,7 @@ class Task:
                 recover(assignment, self._number, beginning, self._folder, snapshots)
         identity = {"query": plan.query}
         index = Index(self._folder, identity, adopts=lambda _: True, redo=self._redo)
-        with JournaledContext(assignment, self._number, index, plan) as context:
+        with closing(JournaledContext(assignment, self._number, index, plan)) as context:
             if plan.batch == 1 and (kept := self._folder / _FOLD).exists():
                 fold = report_of(json.loads(kept.read_text()))
                 for name in _OF_FOLD:
@@ -383,7 +384,8 @@ def _recover(  # noqa: PLR0913, PLR0917
     snapshots: Snapshots,
     damage: str,
 ) -> None:
-    with PublishingContext(assignment, number, beginning, Lane(), lambda _: None) as context:
+    publishing = PublishingContext(assignment, number, beginning, Lane(), lambda _: None)
+    with closing(publishing) as context:
         context.report.rebuilt = damage or context.report.rebuilt
         Fold(context).run()
         # a leader cut off from the others lacks the last records, and would have them repeated

@@ -41,11 +41,8 @@ def test_a_damaged_index_is_set_aside_and_tried_once_again(
 
         error = StateError("index.corrupt", "a block does not fit its checksum")
 
-        def __enter__(self) -> Damaged:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return None
+        def close(self) -> None:
+            pass
 
     class Working:
         has_begun = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,7 +206,7 @@ class Storage(rocksdb.Storage):
 
     def reader(self, directory: Path) -> Any:
         """As there."""
-        return closing(Rdict(directory, reads_only=True))
+        return Rdict(directory, reads_only=True)
 
     def new_batch(self) -> Any:
         """As there."""
