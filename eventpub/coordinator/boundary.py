@@ -159,7 +159,9 @@ class Boundary:
             hidden_since=self.hidden_since,
             state="off" if watermark is None else watermark.state,
             timed_out=0 if watermark is None else watermark.timed_out - timed_out,
-            ended=self._ended(),
+            ended=()
+            if watermark is None
+            else tuple((at - _SHOWS_AT_LAST, upto) for at, upto in watermark.take_ended()),
             pause=self._pause(poll),
             rows=rows,
             without_identity=self._store.without_identity - passed_over,
@@ -208,10 +210,6 @@ class Boundary:
         most = poll.now - delay if upto is None else min(upto, poll.now - delay)
         poll = self._of_one_server(self._store.poll(after, delay, rows, max(most, after)))
         return poll, is_due
-
-    def _ended(self) -> tuple[tuple[int, int], ...]:
-        found = [] if self._watermark is None else self._watermark.take_ended()
-        return tuple((after - _SHOWS_AT_LAST, upto) for after, upto in found)
 
     def _comes_soon(self, poll: Poll) -> bool:
         """Whether a row's delay passes soon, before open transactions time out."""

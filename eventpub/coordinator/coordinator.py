@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from eventpub.channel import Ended, Report
+from eventpub.channel import Ended, Lane, Report
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import PollResult
@@ -36,8 +36,7 @@ class Coordinator(Overview):
             horizon, begin.start, begin.now, begin.position, begin.hidden_since
         )
         self.runners = Runners(shards, self.failures, progress, do)
-        gaps = config.gaps
-        self.windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
+        self.windows = Windows(shards, durable, config.gaps, do)
         self.changes = DatabaseChanges(
             config,
             begin.start,
@@ -59,7 +58,6 @@ class Coordinator(Overview):
             e.Poll: self._polled,
             e.Count: self._counted,
             e.Sample: self._sampled,
-            e.MeasureLag: self._lag_measured,
             e.CheckTable: self._table_checked,
             e.CheckOpen: self._open_checked,
         }
@@ -120,7 +118,8 @@ class Coordinator(Overview):
 
     def _start_runner(self, shard: Shard, now: float) -> None:
         beginning = self.durable.beginning(shard.report, self._recounting.uncounted_since)
-        self.runners.start(shard, beginning)
+        shard.begin(lane := Lane())
+        self._do(e.StartRunner(shard.number, lane, beginning))
         if not self.pauses.is_paused:  # else `_pause` catches up
             self._begin_work(shard, now)
 
@@ -247,9 +246,6 @@ class Coordinator(Overview):
         if error is not None:
             self.runners.stop(error, now)
 
-    def _lag_measured(self, _: e.MeasureLag, found: e.LagMeasured, now: float) -> None:
-        self.lag.measured(found, self.durable.position, now)
-
     def _table_checked(self, _: e.CheckTable, found: e.TableChecked, now: float) -> None:
         error = self.changes.altered(found)
         if error is not None:
@@ -276,7 +272,11 @@ class Coordinator(Overview):
                 return
         elif isinstance(command, e.Count):
             self._recounting.not_counted(command)
-        self.runners.command_failed(command, error, now)
+        final = self.failures.of_command(command, error, now)
+        if final is not None:
+            self.runners.stop(final, now)
+        else:
+            self.runners.wait_out(error)
 
     # -- the end ----------------------------------------------------------------------------------
 

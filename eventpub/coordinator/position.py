@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eventpub.channel import Beginning, PartitionId, Report, Request, Window
+from eventpub.config import Gaps
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.events import Do, ForgetFormer, Poll, Remember, Reply
 from eventpub.coordinator.progress import Progress
@@ -212,25 +213,12 @@ def due_by(time: int, due: int | None, longest_wait: int) -> int | None:
 
 
 class Windows:
-    """Pure: times are arguments, monotonic s unless stated otherwise.
+    """Pure: times are arguments, monotonic s unless stated otherwise."""
 
-    Args:
-        with_rows: whether full pages are read for the shards.
-        longest_wait: of a hold between two attempts, µs.
-    """
-
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        durable: DurableState,
-        with_rows: bool,
-        longest_wait: int,
-        do: Do,
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], durable: DurableState, gaps: Gaps, do: Do) -> None:
         self._shards = shards
         self._durable = durable
-        self._with_rows = with_rows
-        self._longest_wait = longest_wait
+        self._gaps = gaps
         self._do = do
         self.planned = durable.position
         self._time: int | None = None
@@ -251,7 +239,7 @@ class Windows:
         dues = [due for shard in shards if (due := self._next_due(shard)) is not None]
         next_due, hidden_since = min(dues, default=None), self._durable.hidden(self._time)
         reconnect = polling.begin()
-        with_rows = self._with_rows and not is_paused
+        with_rows = self._gaps.policy != "hold_shard" and not is_paused
         self._do(Poll(self.planned, next_due, with_rows, reconnect, hidden_since))
 
     def polled(
@@ -326,7 +314,7 @@ class Windows:
                 shard.send(window, now)
 
     def _next_due(self, shard: Shard) -> int | None:
-        return due_by(self._time or 0, shard.next_due(), self._longest_wait)
+        return due_by(self._time or 0, shard.next_due(), self._gaps.longest_wait)
 
     # -- how far it is ----------------------------------------------------------------------------
 

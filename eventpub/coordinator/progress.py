@@ -194,8 +194,7 @@ class ShownLag:
 
     def unread_seconds(self, now: float) -> float:
         lag, at = self.progress.lag_seconds, self._at
-        is_new = self._is_measured and at is not None and now - at <= _LAG_IS_OLD
-        return lag if is_new or at is None else lag + now - at
+        return lag if self.is_known(now) or at is None else lag + now - at
 
     def seconds(self, low: int, now: float) -> float:
         """Lag of unpublished events, held ones included; `low`: published up to here, µs."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from eventpub.channel import Beginning, Comparison, Ended, Lane, Report, Stop, Window
+from eventpub.channel import Comparison, Ended, Lane, Report, Stop, Window
 from eventpub.config import Config
 from eventpub.coordinator.events import (
     CheckOpen,
@@ -22,7 +22,6 @@ from eventpub.coordinator.events import (
     Do,
     Finish,
     Show,
-    StartRunner,
 )
 from eventpub.coordinator.progress import Progress
 from eventpub.errors import EventpubError, SinkError
@@ -281,11 +280,6 @@ class Runners:
 
     # -- runners come and go ----------------------------------------------------------------------
 
-    def start(self, shard: Shard, beginning: Beginning) -> None:
-        lane = Lane()
-        shard.begin(lane)
-        self._do(StartRunner(shard.number, lane, beginning))
-
     def ended(self, event: Ended, now: float) -> None:
         shard, error = self._shards[event.shard], event.error
         shard.end()
@@ -311,13 +305,6 @@ class Runners:
                 shard.lane.send(Stop())
 
     # -- the end ----------------------------------------------------------------------------------
-
-    def command_failed(self, command: Command, error: EventpubError, now: float) -> None:
-        final = self._failures.of_command(command, error, now)
-        if final is not None:
-            self.stop(final, now)
-        else:
-            self.wait_out(error)
 
     def wait_out(self, error: EventpubError) -> None:
         self._progress.last_error = str(error)

@@ -79,6 +79,8 @@ class Overview:
         if isinstance(event, e.Done) and not isinstance(event.command, e.Sample):  # may take two
             self.schedule.is_done(type(event.command))
             self.failures.is_done(type(event.command))
+            if isinstance(event.command, e.MeasureLag):
+                self.lag.measured(event.result, self.durable.position, now)
         if isinstance(event, e.RequestReceived):
             self.requests.receive(event.request, event.reply)
         elif isinstance(event, e.Withdrawn):

@@ -237,7 +237,6 @@ class Monitor(Overview):
 
     def _done(self, command: e.Command, found: Any, now: float) -> None:
         if isinstance(command, e.MeasureLag):
-            self.lag.measured(found, self.progress.position, now)
             self.progress.time = found.upper + self._assignment.config.read.delay
         elif isinstance(command, e.CheckTopic):
             self._watch.error = None
