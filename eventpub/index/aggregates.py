@@ -20,7 +20,7 @@ from eventpub.admission.model import (
     after_fold,
     without,
 )
-from eventpub.index.database import Database
+from eventpub.index.database import Batch, Database
 from eventpub.index.facts import FLAGS, OpenFacts, Partition, Range
 from eventpub.index.values import (
     LAST_SEEN,
@@ -123,7 +123,7 @@ class Aggregates(OpenFacts):
             counted: rows per bucket accounted for since the last call.
             forget_below: smaller buckets are deleted.
         """
-        batch = self._db.new_batch()
+        batch: Batch = {}
         if counted and forget_below is not None:
             self.counts.prune(batch, forget_below)
         for bucket, more in (counted or {}).items():
@@ -132,8 +132,7 @@ class Aggregates(OpenFacts):
             self.counts.put(batch, bucket, self.counts.of(bucket) + more)
         pack, times = LAST_SEEN.pack, decision.times
         values = {a: pack(version, times.get(a, NO_TIME)) for a, version in decision.last.items()}
-        for aggregate_id, value in values.items():
-            batch.put(b"v" + aggregate_id.encode(), value)
+        batch |= {b"v" + aggregate_id.encode(): value for aggregate_id, value in values.items()}
         self.holds.store(batch, decision.holds)
         put_json(batch, b"s", decision.skipped)
         put_json(batch, b"r", {a: sorted(versions) for a, versions in (refused or {}).items()})
@@ -156,7 +155,7 @@ class Aggregates(OpenFacts):
 
     def note_skipped(self, aggregate_id: str, ranges: Sequence[tuple[int, int]]) -> None:
         """Replace the skipped ranges, whose versions are late events if they turn up."""
-        batch = self._db.new_batch()
+        batch: Batch = {}
         put_json(batch, b"s", {aggregate_id: list(ranges)})
         self._write(batch, {"has_skips": True})
 
@@ -248,7 +247,7 @@ class Aggregates(OpenFacts):
         self._record_folded(decision, offsets, now)
 
     def add_contents(self, contents: Mapping[tuple[str, int], set[bytes]]) -> None:
-        batch = self._db.new_batch()
+        batch: Batch = {}
         put_contents(batch, self._with_known(contents))
         self._write(batch, {})
 
@@ -259,7 +258,7 @@ class Aggregates(OpenFacts):
             for hold in self.holds.due_after(latest)
         }
         if rewritten:
-            batch = self._db.new_batch()
+            batch: Batch = {}
             self.holds.store(batch, rewritten)
             self._write(batch, {})
 

@@ -35,6 +35,8 @@ _MARKED_EVERY = 1 << 20
 
 Changes = Mapping[bytes, bytes | None]
 """New values by key; None: delete."""
+Batch = dict[bytes, bytes | None]
+"""Changes while they are collected."""
 Items = Callable[[bytes], Iterator[tuple[bytes, bytes]]]
 """All keys with a prefix, and their values."""
 
@@ -132,21 +134,14 @@ class Database:
         except Exception as error:
             raise _mapped(error, self.directory) from error
 
-    def new_batch(self) -> Any:
-        return self.storage.new_batch()
-
-    def apply(self, changes: Changes) -> None:
-        """Write to disk, all or nothing."""
+    def write(self, changes: Changes) -> None:
+        """All or nothing."""
         batch = self.storage.new_batch()
         for key, value in changes.items():
             if value is None:
                 batch.delete(key)
             else:
                 batch.put(key, value)
-        Database.write(self, batch)
-
-    def write(self, batch: Any) -> None:
-        """All or nothing."""
         size = self._since_mark + batch.size_in_bytes()
         is_marked = not self._marks or size >= _MARKED_EVERY
         if is_marked:
@@ -175,29 +170,19 @@ class Database:
         return _items(self._db, self.directory, prefix, start)
 
 
-class _Batch(dict[bytes, bytes | None]):
-    put = dict.__setitem__
-
-    def delete(self, key: bytes) -> None:
-        self[key] = None
-
-
 class Overlay(Database):
     """A database whose changes stay in memory until `flush`; reads see them at once."""
 
     def __init__(self, directory: Path, lock_timeout: float, storage: Storage) -> None:
         super().__init__(directory, lock_timeout, storage)
-        self.changes = _Batch()
+        self.changes: Batch = {}
 
-    def new_batch(self) -> Any:
-        return _Batch()
-
-    def write(self, batch: Changes) -> None:
-        self.changes.update(batch)
+    def write(self, changes: Changes) -> None:
+        self.changes.update(changes)
 
     def flush(self) -> None:
         """Write all changes to disk, atomically."""
-        self.apply(self.changes)
+        super().write(self.changes)
         self.changes.clear()
 
     def get(self, keys: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eventpub.errors import StateError
-from eventpub.index.database import Database, Items
+from eventpub.index.database import Batch, Database, Items
 
 Partition = tuple[str, int]
 """Topic and partition number."""
@@ -133,13 +133,12 @@ class OpenFacts(Facts):
     def note(self, **facts: Any) -> None:
         """Write facts if one has changed."""
         if self.is_new or any(getattr(self, name) != value for name, value in facts.items()):
-            self._write(self._db.new_batch(), facts)
+            self._write({}, facts)
 
-    def _write(self, batch: Any, facts: Mapping[str, Any]) -> None:
+    def _write(self, batch: Batch, facts: Mapping[str, Any]) -> None:
         if self.is_new:
             facts = {"identity": self.identity, **facts}
-        for name, value in facts.items():
-            batch.put(b"m" + name.encode(), _encoded(name, value))
+        batch |= {b"m" + name.encode(): _encoded(name, of) for name, of in facts.items()}
         self._db.write(batch)
         vars(self).update(facts)
         self.is_new = self.is_new and "offsets" not in facts

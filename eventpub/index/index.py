@@ -39,6 +39,7 @@ from eventpub.index.database import (
     FORMAT,
     IDENTITY,
     ROCKSDB,
+    Batch,
     Changes,
     Database,
     Items,
@@ -90,7 +91,7 @@ class Index(Aggregates):
             require_known_format(database.items(IDENTITY), directory)
             if redo is not None:
                 for changes in redo(read_facts(database.items)):
-                    database.apply(changes)
+                    Database.write(database, changes)  # to disk
             super().__init__(database)
             self._require(identity, adopts)
         except BaseException:
@@ -197,21 +198,20 @@ class Index(Aggregates):
         return facts
 
     def _copy_aggregates(self, items: Items, belongs: Callable[[str], bool]) -> None:
-        batch, size = self._db.new_batch(), 0
+        batch: Batch = {}
         for key, value in items(b""):
             if (at := _AGGREGATE_AT.get(key[:1])) and belongs(key[at:].decode()):
-                batch.put(key, value)
-                size += 1
+                batch[key] = value
                 if key[:1] == b"h":
                     self.holds.load(key[1:].decode(), value)
-            if size >= _MOVED_AT_ONCE:
+            if len(batch) >= _MOVED_AT_ONCE:
                 self._db.write(batch)
-                batch, size = self._db.new_batch(), 0
+                batch = {}
         self._db.write(batch)
 
     def set_buckets(self, rows: Mapping[int, int], forget_below: int) -> None:
         """Set the row counts of buckets, all accounted for; delete those below `forget_below`."""
-        batch = self._db.new_batch()
+        batch: Batch = {}
         for bucket, count in rows.items():
             self.counts.put(batch, bucket, count)
         self.counts.prune(batch, forget_below)
@@ -221,7 +221,7 @@ class Index(Aggregates):
         """Move the position back by `by` µs, to read and count again; None: forget it."""
         if self.position is not None:
             first = 0 if by is None else bucket_of(self.position - by)
-            batch = self._db.new_batch()
+            batch: Batch = {}
             self.counts.delete_since(batch, first)
             self._write(batch, {"position": None if by is None else first * WIDTH})
 
@@ -229,7 +229,7 @@ class Index(Aggregates):
         """Move an older position up to here, µs: what is below, others have accounted for."""
         first = bucket_of(position) * WIDTH
         if self.position is not None and self.position < first:
-            batch = self._db.new_batch()
+            batch: Batch = {}
             self.counts.delete_since(batch, bucket_of(self.position))
             self._write(batch, {"position": first})
 

@@ -9,25 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from eventpub.admission.model import Hold
-from eventpub.index.database import NUMBER, Database
+from eventpub.index.database import NUMBER, Batch, Database
 
 LAST_SEEN = struct.Struct("<qq")
 """An aggregate's last version, and its packed `Seen`."""
 
 
-def put_json(batch: Any, letter: bytes, values: Mapping[str, Any]) -> None:
+def put_json(batch: Batch, letter: bytes, values: Mapping[str, Any]) -> None:
     """Put lists of aggregates into a batch; delete empty ones."""
     for aggregate_id, value in values.items():
         key = letter + aggregate_id.encode()
-        if value:
-            batch.put(key, json.dumps(value).encode())
-        else:
-            batch.delete(key)
+        batch[key] = json.dumps(value).encode() if value else None
 
 
-def put_contents(batch: Any, contents: Mapping[tuple[str, int], Iterable[bytes]]) -> None:
+def put_contents(batch: Batch, contents: Mapping[tuple[str, int], Iterable[bytes]]) -> None:
     for event, found in contents.items():
-        batch.put(b"d" + of_version(event).encode(), b"".join(sorted(found)))
+        batch[b"d" + of_version(event).encode()] = b"".join(sorted(found))
 
 
 def of_version(event: tuple[str, int]) -> str:
@@ -54,21 +51,20 @@ class BucketCounts:
         found = self._db.get(b"c" + NUMBER.pack(bucket))
         return 0 if found is None else int(_ROWS.unpack(found)[0])
 
-    def put(self, batch: Any, bucket: int, rows: int) -> None:
-        batch.put(b"c" + NUMBER.pack(bucket), _ROWS.pack(rows))
+    def put(self, batch: Batch, bucket: int, rows: int) -> None:
+        batch[b"c" + NUMBER.pack(bucket)] = _ROWS.pack(rows)
 
-    def delete_since(self, batch: Any, first: int) -> None:
-        for bucket in self.since(first):
-            batch.delete(b"c" + NUMBER.pack(bucket))
+    def delete_since(self, batch: Batch, first: int) -> None:
+        batch |= dict.fromkeys(b"c" + NUMBER.pack(bucket) for bucket in self.since(first))
 
-    def prune(self, batch: Any, forget_below: int) -> None:
+    def prune(self, batch: Batch, forget_below: int) -> None:
         since = self._pruned_below  # do not iterate over earlier deletions again
         if forget_below <= since:
             return
         for key, _ in self._db.items(b"c", NUMBER.pack(since)):
             if NUMBER.unpack(key[1:])[0] >= forget_below:
                 break
-            batch.delete(key)
+            batch[key] = None
         self._pruned_below = forget_below
 
 
@@ -126,16 +122,15 @@ class Holds(Mapping[str, Hold]):
         for heap in (self._due, self._since):
             heap.add(aggregate_id, value)
 
-    def store(self, batch: Any, changed: Mapping[str, Hold | None]) -> None:
+    def store(self, batch: Batch, changed: Mapping[str, Hold | None]) -> None:
         """Open, change or close (None) holds, here and in a batch."""
         for aggregate_id, hold in changed.items():
             key = b"h" + aggregate_id.encode()
             if hold is None:
-                batch.delete(key)
+                batch[key] = None
                 self._packed.pop(aggregate_id, None)
             else:
-                value = packed_hold(hold)
-                batch.put(key, value)
+                batch[key] = value = packed_hold(hold)
                 self.load(aggregate_id, value)
 
     def due(self, now: int, most: int | None = None) -> list[str]:

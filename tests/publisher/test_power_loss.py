@@ -212,11 +212,8 @@ def test_a12_an_index_of_which_a_part_in_the_middle_is_missing_is_not_believed(
     index = Index(tmp_path / "index", {})
     index.begin(None)
     for number in range(6):
-        batch = index._db.new_batch()
-        for key in range(800):
-            batch.put(b"v%d-%d" % (number, key), os.urandom(5_000))
-        batch.put(b"mlast", b"%d" % number)
-        index._db.write(batch)
+        changes = {b"v%d-%d" % (number, key): os.urandom(5_000) for key in range(800)}
+        index._db.write({**changes, b"mlast": b"%d" % number})
     kept, tried = tmp_path / "kept", tmp_path / "tried"
 
     def is_copied() -> bool:
