@@ -6,7 +6,7 @@ whose answer was lost, or another machine. Normally there is nothing to read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,13 +78,6 @@ class Fold:
             context.report.not_ours += context.sink.last_fold.not_ours
             self._baseline.decide()
 
-    def _read(self) -> None:
-        context = self._context
-        for part in self._visible():
-            self._take(part, context.now)
-            context.parts.failpoint("during_fold")
-            self._go_on(context.sink.last_fold.unread)
-
     def _keep_contents(self) -> None:
         """If the table takes second rows, read back all contents that an older index lacks."""
         context, index = self._context, self._context.index
@@ -109,7 +102,7 @@ class Fold:
             self._shown = context.parts.clock.monotonic()
             context.post(Folding(context.shard.number, context.report.folded, left))
 
-    def _visible(self) -> Iterator[Folded]:
+    def _read(self) -> None:
         """Read what the index does not know; at the end, all that it knows is visible."""
         context, index = self._context, self._context.index
         while True:
@@ -117,14 +110,17 @@ class Fold:
                 context.report.restored += context.sink.restore(lost, lambda: self._go_on(0))
                 index.restored()
             try:
-                yield from context.sink.fold(
+                for part in context.sink.fold(
                     index.offsets,
                     index.written,
                     acknowledged=context.beginning.acknowledged,
                     everywhere=index.reads_everywhere,
                     with_contents=context.rules.contents_of is not None,
                     meanwhile=lambda: self._go_on(context.sink.last_fold.unread),
-                )
+                ):
+                    self._take(part, context.now)
+                    context.parts.failpoint("during_fold")
+                    self._go_on(context.sink.last_fold.unread)
             except MissingMarkerError as lost:
                 self._reads_all = False  # the next fold continues where this one ends
                 index.note_missing_markers(lost.written)
