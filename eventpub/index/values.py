@@ -75,16 +75,8 @@ _times_of = struct.Struct("<28xqq").unpack_from
 
 
 def packed_hold(hold: Hold) -> bytes:
-    return _PACKED.pack(
-        hold.first_missing,
-        hold.seen,
-        hold.first_seen,
-        hold.attempts,
-        hold.next_attempt,
-        hold.since,
-        hold.catching_up,
-        hold.missed_upto,
-    )
+    _, *values = vars(hold).values()
+    return _PACKED.pack(*values)
 
 
 def unpacked_hold(aggregate_id: str, value: bytes) -> Hold:

@@ -135,13 +135,8 @@ def dead_rows(
 
     return [
         DeadRow(
-            aggregate_id=row["aggregate_id"],
-            version=row["version"],
+            **row,
             reason=reason,
-            payload=row["payload"],
-            event_type=row["event_type"],
-            metadata=row["metadata"],
-            create_time=row["create_time"],
             published=published(row["aggregate_id"], reason),
             content=content,
         )
