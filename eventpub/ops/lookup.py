@@ -167,9 +167,9 @@ class OwnTopics:
     ) -> Generator[tuple[Message, dict[str, Any]], None, None]:
         """Records of some aggregates (None: all) with headers; close the generator to stop."""
         wanted = None if keys is None else {key.encode() for key in keys}
-        with closing(read_committed(self.clients, starts, self._until, ends)) as reading:
+        reading = read_committed(self.clients, starts, self._until, ends, self.unread)
+        with closing(reading):
             yield from own_records(chain.from_iterable(reading), self._app_id, wanted)
-            self.unread |= reading.unread
 
     def letters(self, keys: Collection[str] | None = None) -> Iterator[Found]:
         places = self.places(self._sink.dead_topic)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from eventpub import config
 from eventpub.sink.client import Clients
 from eventpub.sink.faults import topic_missing
-from eventpub.sink.reading import Place, Reading
+from eventpub.sink.reading import Place, iter_chunks
 from eventpub.sink.records import metadata_headers
 from eventpub.sink.topics import hanging, list_offsets, offsets_at, open_below, partition_counts
 from eventpub.times import format_time
@@ -132,11 +132,10 @@ class TopicReader:
         """
         for name, kind in self._kinds.items():
             ranges = {place: span for place, span in spans.items() if place[0] == name}
-            reading = Reading(
-                self._clients, ranges, chunk=_CHUNK, patience=_STALL_SECONDS, meanwhile=meanwhile
-            )
             portion: list[pa.Table] = []
-            for chunk in reading:
+            for chunk in iter_chunks(
+                self._clients, ranges, most=_CHUNK, timeout=_STALL_SECONDS, meanwhile=meanwhile
+            ):
                 self.records += len(chunk)
                 table, others = columns_of(chunk, kind, self._app_id)
                 portion.append(table)

@@ -18,7 +18,7 @@ from contextlib import closing
 from eventpub.sink.folded import Decoder, Folded, Scope
 from eventpub.sink.layout import check_leaders, tail_gone
 from eventpub.sink.missing_markers import MissingMarkerError, unseen
-from eventpub.sink.reading import Message, Reading
+from eventpub.sink.reading import Message, iter_chunks
 from eventpub.sink.records import PartitionId, Written
 from eventpub.sink.topics import MARKER_TIMEOUT, End, Meanwhile, hanging, list_offsets
 
@@ -231,14 +231,10 @@ class Fold(Iterator[Folded]):
 
     def _decoded(self, places: set[PartitionId]) -> Iterator[Folded]:
         # records after the ends are from a later owner, whose skips are not read
-        reading = Reading(
-            self._clients,
-            {place: (self.offsets[place], self._ends[place]) for place in places},
-            patience=FOLD_TIMEOUT,
-            meanwhile=self._meanwhile,
-        )
-        with closing(reading):
-            for chunk in reading:
+        ranges = {place: (self.offsets[place], self._ends[place]) for place in places}
+        chunks = iter_chunks(self._clients, ranges, timeout=FOLD_TIMEOUT, meanwhile=self._meanwhile)
+        with closing(chunks):
+            for chunk in chunks:
                 by_topic: dict[str, list[Message]] = {}
                 for message in chunk:
                     by_topic.setdefault(message.topic(), []).append(message)

@@ -10,8 +10,9 @@ everything twice, since publishers of different ids do not fence each other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from itertools import chain
 from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -47,132 +48,110 @@ _MOST_BETWEEN = 200
 """Offsets of a partition that `check_between` reads."""
 
 
-class Reading(Iterator[list[Message]]):
+def iter_chunks(  # noqa: PLR0913 (options, by keyword)
+    clients: Clients,
+    ranges: Mapping[Place, tuple[int, int]],
+    *,
+    committed: bool = True,
+    few: bool = False,
+    most: int = 10_000,
+    until: float = float("inf"),
+    unread: set[Place] | None = None,
+    timeout: float = READ_TIMEOUT,
+    meanwhile: Meanwhile = lambda: None,
+) -> Generator[list[Message], None, None]:
     """Chunks of the records of ranges (first and next offset), in order per partition.
 
     Args:
         few: fetch little at a time.
-        chunk: maximum records in a chunk.
-        until: monotonic time, s, at which it stops, with the rest `unread`.
-        patience: seconds without a record after which it fails.
+        most: maximum records in a chunk.
+        until: monotonic time, s, at which it stops; the partitions left are added to `unread`.
+        timeout: seconds without a record after which it fails.
 
     Raises:
         SinkError: sink.unreachable, sink.topic_missing, sink.not_authorized, sink.auth_failed.
     """
-
-    def __init__(  # noqa: PLR0913 (options, by keyword)
-        self,
-        clients: Clients,
-        ranges: Mapping[Place, tuple[int, int]],
-        *,
-        committed: bool = True,
-        few: bool = False,
-        chunk: int = 10_000,
-        until: float = float("inf"),
-        patience: float = float("inf"),
-        meanwhile: Meanwhile = lambda: None,
-    ) -> None:
-        self.unread = {place for place, (at, end) in ranges.items() if at < end}
-        self._clients, self._sink = clients, clients.sink
-        self._ranges = ranges
-        self._committed, self._few, self._chunk = committed, few, chunk
-        self._until, self._patience = until, patience
-        self._meanwhile = meanwhile
-        self._chunks = self._consume()
-
-    def __next__(self) -> list[Message]:
-        return next(self._chunks)
-
-    def close(self) -> None:
-        self._chunks.close()
-
-    def _consume(self) -> Any:
-        if not self.unread:
-            return
-        consumer = self._clients.consumer(
-            client.ClientLog(), committed=self._committed, few=self._few
-        )
-        try:
-            consumer.assign([TopicPartition(*p, self._ranges[p][0]) for p in self.unread])
-            deadline = self._clients.clock.monotonic() + self._patience
-            while self.unread and self._clients.clock.monotonic() < self._until:
-                self._meanwhile()
-                first = client.call(consumer.poll, 0.1)
-                if first is None:
-                    if self._clients.clock.monotonic() > deadline:
-                        raise self._stuck()
-                    continue
-                more = client.call(consumer.consume, self._chunk - 1, 0)
-                chunk = self._take(consumer, [first, *more])
-                if chunk:
+    left = {place for place, (at, end) in ranges.items() if at < end}
+    if not left:
+        return
+    now = clients.clock.monotonic
+    consumer = clients.consumer(client.ClientLog(), committed=committed, few=few)
+    try:
+        consumer.assign([TopicPartition(*place, ranges[place][0]) for place in left])
+        deadline = now() + timeout
+        while left and now() < until:
+            meanwhile()
+            first = client.call(consumer.poll, 0.1)
+            if first is not None:
+                more = client.call(consumer.consume, most - 1, 0)
+                if chunk := _taken(clients.sink, consumer, [first, *more], ranges, left):
                     yield chunk
-                    deadline = self._clients.clock.monotonic() + self._patience
-        except KafkaException as exception:
-            error = faults.kafka_error(exception)
-            raise faults.fault(error, "reading the topic", self._sink) from exception
-        finally:
-            consumer.close()
-
-    def _take(self, consumer: Consumer, messages: list[Message]) -> list[Message]:
-        """Those messages that are records of the ranges."""
-        taken, ended = [], set()
-        for message in messages:
-            error, place = message.error(), (message.topic(), message.partition())
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                if error.code() == KafkaError._AUTO_OFFSET_RESET:
-                    raise self._gone(place)
-                if place[0] is not None or error.fatal():
-                    raise faults.fault(error, "reading the topic", self._sink)
-                continue  # of a connection: the client reconnects
-            if place not in self.unread:
-                continue
-            end = self._ranges[place][1]
-            if error is None and message.offset() < end:
-                taken.append(message)
-            if message.offset() >= end - (error is None):
-                self.unread.discard(place)
-                ended.add(place)
-        if ended:  # or records after their ranges would be fetched before the others
-            consumer.pause([TopicPartition(*place) for place in ended])
-        return taken
-
-    def _gone(self, place: Place) -> SinkError:
-        topic, partition = place
-        return SinkError(
-            "sink.offset_gone",
-            f"retention removed records of {topic}[{partition}] while they were read",
-            where=f"topic {topic}",
-            suggestion="nothing to do: reading restarts at the oldest record left; if this repeats,"
-            " raise the topic's retention.ms",
-            retriable=True,
-        )
-
-    def _stuck(self) -> SinkError:
-        topic, partition = min(self.unread)
-        return SinkError(
-            "sink.unreachable",
-            f"no records from {topic}[{partition}] for {self._patience:.0f} s",
-            where=f"topic {topic}",
-            retriable=True,
-        )
+                    deadline = now() + timeout
+            elif now() > deadline:
+                topic, partition = min(left)
+                raise SinkError(
+                    "sink.unreachable",
+                    f"no records from {topic}[{partition}] for {timeout:.0f} s",
+                    where=f"topic {topic}",
+                    retriable=True,
+                )
+    except KafkaException as exception:
+        error = faults.kafka_error(exception)
+        raise faults.fault(error, "reading the topic", clients.sink) from exception
+    finally:
+        consumer.close()
+    if unread is not None:
+        unread |= left
 
 
-def iter_ranges(  # noqa: PLR0913 (options, by keyword)
-    clients: Clients,
+def _taken(
+    sink: config.Sink,
+    consumer: Consumer,
+    messages: list[Message],
     ranges: Mapping[Place, tuple[int, int]],
-    *,
-    committed: bool,
-    few: bool = False,
-    timeout: float = READ_TIMEOUT,
-    meanwhile: Meanwhile = lambda: None,
-) -> Iterator[Message]:
-    """The records of ranges one by one; see `Reading`. `timeout`: seconds without a record."""
-    reading = Reading(
-        clients, ranges, committed=committed, few=few, patience=timeout, meanwhile=meanwhile
+    left: set[Place],
+) -> list[Message]:
+    """Those messages that are records of the ranges; partitions read to their ends leave `left`."""
+    taken, ended = [], set()
+    for message in messages:
+        error, place = message.error(), (message.topic(), message.partition())
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                raise _gone(place)
+            if place[0] is not None or error.fatal():
+                raise faults.fault(error, "reading the topic", sink)
+            continue  # of a connection: the client reconnects
+        if place not in left:
+            continue
+        end = ranges[place][1]
+        if error is None and message.offset() < end:
+            taken.append(message)
+        if message.offset() >= end - (error is None):
+            left.discard(place)
+            ended.add(place)
+    if ended:  # or records after their ranges would be fetched before the others
+        consumer.pause([TopicPartition(*place) for place in ended])
+    return taken
+
+
+def _gone(place: Place) -> SinkError:
+    topic, partition = place
+    return SinkError(
+        "sink.offset_gone",
+        f"retention removed records of {topic}[{partition}] while they were read",
+        where=f"topic {topic}",
+        suggestion="nothing to do: reading restarts at the oldest record left; if this repeats,"
+        " raise the topic's retention.ms",
+        retriable=True,
     )
-    with closing(reading):
-        for chunk in reading:
-            yield from chunk
+
+
+def iter_ranges(
+    clients: Clients, ranges: Mapping[Place, tuple[int, int]], **options: Any
+) -> Iterator[Message]:
+    """The records of ranges one by one; for options see `iter_chunks`."""
+    with closing(iter_chunks(clients, ranges, **options)) as chunks:
+        yield from chain.from_iterable(chunks)
 
 
 def read_committed(
@@ -180,7 +159,8 @@ def read_committed(
     starts: Mapping[Place, int],
     until: float = float("inf"),
     ends: Mapping[Place, int] | None = None,
-) -> Reading:
+    unread: set[Place] | None = None,
+) -> Generator[list[Message], None, None]:
     """What a `read_committed` consumer sees up to `ends`, by default the current ones.
 
     With an infinite `until`, a minute without a record is an error.
@@ -189,8 +169,8 @@ def read_committed(
     ends = ends or list_offsets(clients, places, "latest", committed=True)
     lows = list_offsets(clients, places, "earliest")
     ranges = {place: (max(at, lows[place]), ends[place]) for place, at in starts.items()}
-    patience = READ_TIMEOUT if until == float("inf") else float("inf")
-    return Reading(clients, ranges, until=until, patience=patience)
+    timeout = READ_TIMEOUT if until == float("inf") else float("inf")
+    return iter_chunks(clients, ranges, until=until, unread=unread, timeout=timeout)
 
 
 def own_records(
