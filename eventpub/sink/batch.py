@@ -21,7 +21,7 @@ from eventpub.private_apis import bulk
 from eventpub.sink import client, faults, records
 from eventpub.sink.base import Content, CrashPoint, no_crash
 from eventpub.sink.client import Clients
-from eventpub.sink.encoder import Encoder
+from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.records import PartitionId
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Events:
     """Rows of `EVENTS` for one topic; `limit` caps timestamps, µs."""
 
     rows: pa.Table
-    encoder: Encoder
+    encoder: CloudEvents
     late: npt.NDArray[np.bool_] | None
     partitions: npt.NDArray[np.int32]
     limit: int = records.FAR_AHEAD
@@ -158,7 +158,7 @@ class Caution:
 
 def batch_of(
     sink: config.Sink,
-    encoder: Encoder,
+    encoder: CloudEvents,
     shard: Shard,
     content: Content,
     *,
