@@ -72,17 +72,14 @@ class Bulk:
         headers = [
             value if isinstance(value, bytes) else _Column(value) for _, value in events.headers
         ]
-        kept = [_text(topic), *(_text(name) for name, _ in events.headers), _text("content-type")]
+        kept = [_text(topic), *(_text(name) for name, _ in events.headers)]
         constants = [value for value in headers if isinstance(value, bytes)]
-        constants += events.content_types
         held = {value: ctypes.create_string_buffer(value) for value in constants}
-        types = np.array([ctypes.addressof(held[t]) for t in events.content_types], np.uint64)
-        type_sizes = np.array([len(t) for t in events.content_types], np.int64)
-
-        width = len(_PARTS) + len(headers) + 1
+        width = len(_PARTS) + len(headers)
+        counts = width - np.asarray(events.headers[-1][1].is_null())  # without one that is null
         chunk = min(_CHUNK, len(rows))
         made = np.zeros((chunk, width), _VALUE)
-        made["what"] = [*_PARTS, *[_HEADER] * (len(headers) + 1)]
+        made["what"] = [*_PARTS, *[_HEADER] * len(headers)]
         made["first"][:, _AT[_TOPIC]] = ctypes.addressof(kept[0])
         made["first"][:, _AT[_MSGFLAGS]] = _COPY
         made["first"][:, len(_PARTS) :] = [ctypes.addressof(name) for name in kept[1:]]
@@ -107,11 +104,7 @@ class Bulk:
                 if not isinstance(header, bytes):
                     second[:, number] = header.addresses[some]
                     third[:, number] = header.sizes[some]
-            of_type = events.content_type[some]
-            second[:, -1], third[:, -1] = types[of_type], type_sizes[of_type]
-            # a record without a value has no content type, which is the last of the array
-            counts = (width - (of_type < 0)).tolist()
-            done = self._queue(addresses[: len(some)], counts)
+            done = self._queue(addresses[: len(some)], counts[some].tolist())
             if done < len(some):
                 return begin + done
         return len(rows)

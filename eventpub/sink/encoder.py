@@ -57,7 +57,7 @@ class CloudEvents:
             repeat((name, value.decode()))
             if isinstance(value, bytes)
             else zip(repeat(name), records.as_bytes(value), strict=False)
-            for name, value in common.headers
+            for name, value in common.headers[:-1]  # metadata may give another content type
         ]
         values = common.values.to_pylist()
         metadata: Iterable[bytes | None] = repeat(None)
@@ -90,8 +90,7 @@ class CloudEvents:
         micros: npt.NDArray[np.int64] = np.asarray(rows.column("create_time"))
         starts: Any = pc.binary_slice(values, 0, 1)
         is_json: Any = pc.is_in(starts, pa.array(sorted(_JSON_STARTS), values.type))
-        content_type = np.where(np.asarray(is_json), 0, 1).astype(np.int8)
-        content_type[np.asarray(values.is_null())] = -1
+        content_types: Any = pc.if_else(is_json, _JSON_TYPE[1], _BYTES[1])
         return records.FixedEvents(
             keys=ids,
             values=values,
@@ -106,9 +105,8 @@ class CloudEvents:
                 ("ce_subject", ids),
                 (records.SEQUENCE, version_texts),
                 *self.more,
+                ("content-type", pc.if_else(values.is_valid(), content_types, None)),
             ],
-            content_types=[_JSON_TYPE[1].encode(), _BYTES[1].encode()],
-            content_type=content_type,
         )
 
     def gap(self, gap: SkippedGap, partitions: int, limit: int = FAR_AHEAD) -> Record:

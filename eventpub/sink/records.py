@@ -229,8 +229,8 @@ def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDA
 class FixedEvents:
     """What records have in common, as Arrow columns; see `CloudEvents.fixed`.
 
-    A header's value is bytes for all, or an array with one for each. `content_type` is an index
-    into `content_types`; -1: no such header.
+    A header's value is bytes for all, or an array with one for each. Where the last header, an
+    array, is null, the record lacks it.
     """
 
     keys: Any
@@ -238,5 +238,3 @@ class FixedEvents:
     partitions: npt.NDArray[np.int32]
     timestamps: npt.NDArray[np.int64]
     headers: list[tuple[str, Any]]
-    content_types: list[bytes]
-    content_type: npt.NDArray[np.int8]

@@ -598,8 +598,6 @@ class Bulk:
                 (name, value if isinstance(value, bytes) else value[row].as_py())
                 for name, value in events.headers
             ]
-            if (of_type := events.content_type[row]) >= 0:
-                headers.append(("content-type", events.content_types[of_type]))
             self._producer.produce(
                 topic,
                 events.values[row].as_py(),
@@ -608,7 +606,7 @@ class Bulk:
                 None,
                 None,
                 int(events.timestamps[row]),
-                headers,
+                [(name, value) for name, value in headers if value is not None],
             )
         return len(rows)
 
