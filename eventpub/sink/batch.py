@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ _CONSEQUENCE = frozenset(
 )
 
 
+@dataclass(slots=True)
 class Reports:
     """Delivery reports of one partition.
 
@@ -42,14 +43,11 @@ class Reports:
     with the record's row; `between`: records in between that have no report of their own.
     """
 
-    __slots__ = ("between", "count", "failed", "first", "last")
-
-    def __init__(self) -> None:
-        self.between = 0
-        self.count = 0
-        self.first: Any = None
-        self.last: Any = None
-        self.failed: list[tuple[KafkaError, int]] = []
+    between: int = 0
+    count: int = 0
+    first: Any = None
+    last: Any = None
+    failed: list[tuple[KafkaError, int]] = field(default_factory=list)
 
     def on_delivery(self, row: int, error: KafkaError | None, message: Message) -> None:
         """Delivery callback; `row` is the record's row in the batch."""
@@ -100,25 +98,21 @@ class Events:
         return np.sort(first), np.sort(last[last != first])
 
 
+@dataclass
 class Batch:
     """One transaction's records and what became of them.
 
     `produced` counts records with a delivery report of their own; if `has_unreported`, the offsets
-    around the others prove their delivery. `Columns` are produced one by one.
+    around the others prove their delivery. `Columns` are produced one by one. `refused`: topic, row
+    and reason of records the client refused; row 0 on a side topic.
     """
 
-    def __init__(
-        self,
-        events: Mapping[str, Events | records.Columns],
-        side: list[tuple[str, records.Record]],
-    ) -> None:
-        self.events = events
-        self.side = side
-        self.produced = 0
-        self.has_unreported = False
-        self.reports: dict[PartitionId, Reports] = {}
-        self.refused: list[tuple[str, int, str]] = []
-        """Topic, row and reason of records the client refused; row 0 on a side topic."""
+    events: Mapping[str, Events | records.Columns]
+    side: Sequence[tuple[str, records.Record]]
+    produced: int = 0
+    has_unreported: bool = False
+    reports: dict[PartitionId, Reports] = field(default_factory=dict)
+    refused: list[tuple[str, int, str]] = field(default_factory=list)
 
     def reports_of(self, topic: str, partition: int) -> Reports:
         return self.reports.setdefault((topic, partition), Reports())
@@ -184,20 +178,15 @@ def batch_of(
         (sink.dead_topic, encoder.dead(d, (count, first), limit, reduced=reduced))
         for d in content.dead
     ]
-    partitions = np.concatenate(
-        [e.partitions for e in by_topic.values()]
-        + [np.array([r.partition for _, r in side], np.int32)]
-    )
-    foreign = partitions[partitions % shard.shards != shard.number]
-    if len(foreign):
+    batch = Batch(by_topic, side)
+    if foreign := [n for _, n in batch.places if n % shard.shards != shard.number]:
         raise SinkError(
             "sink.wrong_partition",
-            f"shard {shard.number} of {shard.shards} was given records of partition"
-            f" {int(foreign[0])}",
+            f"shard {shard.number} of {shard.shards} was given records of partition {min(foreign)}",
             where=f"topic {sink.topic}",
             suggestion="this is a bug in eventpub; nothing was published",
         )
-    return Batch(by_topic, side)
+    return batch
 
 
 def _passing(crash_point: CrashPoint, name: str) -> Iterator[Any]:
@@ -318,14 +307,11 @@ class Producing:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
                     raise
-                batch.refused.append((topic, number, self._refusal(error)))
+                limit = f"the client's message.max.bytes ({self._writer.message_limit})"
+                batch.refused.append((topic, number, faults.refuses(error, limit)))
                 if self._sink.delivery == "at_least_once":
                     break
         batch.produced += row + 1 - (len(batch.refused) - refused_here)
-
-    def _refusal(self, error: KafkaError) -> str:
-        limit = f"the client's message.max.bytes ({self._writer.message_limit})"
-        return faults.refuses(error, limit)
 
     def _produce_one(self, *arguments: Any) -> None:
         deadline = self._clients.clock.monotonic() + self._writer.flush_timeout
