@@ -74,8 +74,8 @@ class Fold:
             if index.reads_everywhere:
                 index.has_read_everywhere(context.own_places())
             if self._reads_all:
-                context.report.is_placed = not context.sink.last_fold.misplaced
-            context.report.not_ours += context.sink.last_fold.not_ours
+                context.report.is_placed = not context.sink.last_fold.decoder.misplaced
+            context.report.not_ours += context.sink.last_fold.decoder.not_ours
             self._baseline.decide()
 
     def _keep_contents(self) -> None:

@@ -12,7 +12,7 @@ aborted, or an error says why not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 
 from eventpub.sink.folded import Decoder, Folded, Scope
@@ -26,8 +26,8 @@ FOLD_TIMEOUT = 60.0
 """Seconds without progress after which a fold fails."""
 
 
-class Fold(Iterator[Folded]):
-    """Iterates over chunks; its attributes are complete once it has ended.
+class Fold(Iterable[Folded]):
+    """Iterates over chunks, once; its attributes are complete then.
 
     Args:
         saved: next offsets; other partitions are read from their beginning.
@@ -39,6 +39,7 @@ class Fold(Iterator[Folded]):
     Attributes:
         offsets: next offsets of own partitions, to be saved with what was folded.
         truncated: whether retention removed records that were never folded.
+        decoder: counts records that do not count as published.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -53,7 +54,7 @@ class Fold(Iterator[Folded]):
     ) -> None:
         self._scope = scope
         self._clients = scope.clients
-        self._decoder = Decoder(scope)
+        self.decoder = Decoder(scope)
         self._written = written
         self._acknowledged = acknowledged
         self._end_open = end_open
@@ -62,7 +63,6 @@ class Fold(Iterator[Folded]):
         self.offsets: dict[PartitionId, int] = dict(saved)
         self.truncated = False
         self.records = 0
-        self._chunks = self._read()
 
     @property
     def unread(self) -> int:
@@ -70,18 +70,7 @@ class Fold(Iterator[Folded]):
         ends = self._ends.items()
         return sum(max(0, end - self.offsets.get(place, 0)) for place, end in ends)
 
-    @property
-    def not_ours(self) -> int:
-        return self._decoder.not_ours
-
-    @property
-    def misplaced(self) -> int:
-        return self._decoder.misplaced
-
-    def __next__(self) -> Folded:
-        return next(self._chunks)
-
-    def _read(self) -> Iterator[Folded]:
+    def __iter__(self) -> Iterator[Folded]:
         self._ends = self._settle()
         self.offsets = {p: self.offsets[p] for p in self._ends if p in self.offsets}
         while any(self._scope.kind(place) == "events" for place in self._behind()):
@@ -244,6 +233,6 @@ class Fold(Iterator[Folded]):
                         self.offsets[topic, message.partition()] = message.offset() + 1
                     self.records += len(messages)
                     kind = self._scope.kinds[topic]
-                    yield self._decoder.decode(kind, messages, dict(self.offsets))
+                    yield self.decoder.decode(kind, messages, dict(self.offsets))
         # past the markers of transactions that follow the last records
         self.offsets |= {place: self._ends[place] for place in places}

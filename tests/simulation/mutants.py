@@ -43,7 +43,7 @@ def no_fold() -> Iterator[None]:
         self.offsets = self._list("latest")
         yield from ()
 
-    with patch.object(Fold, "_read", read):
+    with patch.object(Fold, "__iter__", read):
         yield
 
 

@@ -6,7 +6,7 @@ it the fixture `case`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ class OwnedSink(Sink, Protocol):
             SinkError: `sink.unreachable`, `sink.fenced`, ….
         """
 
-    def fold(self, saved: Mapping[PartitionId, int], /) -> Iterator[Folded]:
+    def fold(self, saved: Mapping[PartitionId, int], /) -> Iterable[Folded]:
         """What is visible from these next offsets on; all of a partition that is not named."""
 
     def close(self) -> None:

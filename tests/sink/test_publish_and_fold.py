@@ -325,7 +325,7 @@ class TestFold:
         found, fold = folded(new_sink(), {})
         assert found == as_set(table)
         assert not fold.truncated
-        assert not fold.not_ours
+        assert not fold.decoder.not_ours
         assert batch.next_offsets.items() <= fold.offsets.items()
         created = np.concatenate([p.create_times for p in new_sink().fold({})])
         assert sorted(created.tolist()) == table["create_time"].to_pylist()
@@ -402,7 +402,7 @@ class TestFold:
         sink.publish(Content(some_events(WHOLE, 20)))
         found, fold = folded(sink, {})
         assert len(found) == 20
-        assert fold.not_ours == 4
+        assert fold.decoder.not_ours == 4
 
     def test_says_when_retention_was_faster(
         self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
@@ -511,10 +511,11 @@ class TestRivals:
         before = some_events(WHOLE, 20)
         offsets = new_sink().publish(Content(before, gaps=[gap])).next_offsets
         stalled = new_sink().fold({})
-        assert next(stalled).kind == "gaps"
+        chunks = iter(stalled)
+        assert next(chunks).kind == "gaps"
         new_sink().publish(Content(some_events(WHOLE, 20, 1_000), gaps=[gap]))
         found: set[tuple[str, int]] = set()
-        for part in stalled:
+        for part in chunks:
             found |= set(zip(part.aggregate_ids, part.versions.tolist(), strict=True))
         assert found == as_set(before)
         assert {place: stalled.offsets[place] for place in offsets} == offsets

@@ -262,7 +262,7 @@ class TestOthers:
         producer.flush()
         found, fold = folded(new_sink(), {})
         assert found == as_set(some_events(WHOLE, 20))
-        assert fold.not_ours == 4
+        assert fold.decoder.not_ours == 4
 
     def test_a7_a_skip_of_an_earlier_version_is_told_apart(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
@@ -286,7 +286,7 @@ class TestOthers:
         fold = new_sink().fold({})
         parts = [part for part in fold if part.kind == "gaps"]
         assert not any(part.gaps for part in parts)
-        assert fold.not_ours == 5
+        assert fold.decoder.not_ours == 5
 
     def test_a22_what_was_written_is_found_between_the_records_of_others(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
