@@ -39,8 +39,8 @@ _READ_AT_FIRST = 64
 _PARTITIONS = 16
 """Partition count of a new topic of markers."""
 
-Marker = tuple[str, dict[str, Any]]
-"""Its key, ``<id>/<number>``, and its content."""
+Marker = tuple[int, dict[str, Any]]
+"""Its number, and its content."""
 
 SAME_ROWS = (
     "a repeated batch must have the same rows, divided among tasks as before: use a replayable"
@@ -57,7 +57,7 @@ class Numbered:
     `query` is the id that Spark keeps in the checkpoint; `batch` and `task` count from 0.
     `is_repeated`: there may have been another attempt. `run` names this start of the query; "": a
     start always divides rows as the one before. `after`: a batch that this task has published, and
-    that must be visible; -1: none, or unknown.
+    that must be visible; -1: none, or unknown. `after_query`: the query that it may take over from.
     """
 
     query: str
@@ -66,6 +66,7 @@ class Numbered:
     is_repeated: bool = False
     run: str = ""
     after: int = -1
+    after_query: str = ""
 
     def marker(self) -> dict[str, Any]:
         """An empty marker: owner, start and task; the rows' digest, count, offsets and trailing
@@ -98,9 +99,9 @@ class Parts(Protocol):
 def markers_of_batch(markers: list[Marker], query: str, batch: int) -> dict[int, dict[str, Any]]:
     """The last marker of each part of a batch that is published, by its number."""
     found: dict[int, dict[str, Any]] = {}
-    for key, marker in markers:
+    for number, marker in markers:
         if (marker["query"], marker["batch"]) == (query, batch):
-            found.setdefault(int(key.rpartition("/")[2]), marker)
+            found.setdefault(number, marker)
     return found
 
 
@@ -114,22 +115,21 @@ def place_of(markers: str, id_: str, partitions: int) -> PartitionId:
 
 
 class Markers:
-    """The markers of one id, taken over from `after_query` if set; creates a missing topic.
+    """The markers of one id; creates a missing topic.
 
     `is_publisher`: the query is a publisher's, which has taken the id.
     """
 
-    def __init__(  # noqa: PLR0913 (whose, and where)
+    def __init__(
         self,
         clients: Clients,
         id_: str,
         topic: str,
         partitions: int | None,
-        after_query: str = "",
         *,
         is_publisher: bool = False,
     ) -> None:
-        self._clients, self._id, self._after_query = clients, id_, after_query
+        self._clients, self._id = clients, id_
         self._is_publisher = is_publisher
         number = partitions or create(clients, [topic], _PARTITIONS, policy="compact")[topic]
         self.place = place_of(topic, id_, number)
@@ -183,9 +183,9 @@ class Markers:
         found: list[Marker] = []
         ranges = {self.place: (begin, end)}
         for message in iter_ranges(self._clients, ranges, committed=True, few=True):
-            key = (message.key() or b"").decode(errors="replace")
-            if key.rpartition("/")[0] == self._id and message.value():
-                found.append((key, json.loads(message.value())))
+            id_, _, number = (message.key() or b"").decode(errors="replace").rpartition("/")
+            if id_ == self._id and message.value():
+                found.append((int(number), json.loads(message.value())))
         return found[::-1]
 
     def batch(self, markers: Mapping[int, Mapping[str, Any]]) -> Batch:
@@ -253,7 +253,7 @@ class Markers:
     def _require_turn(self, numbered: Numbered, markers: list[Marker]) -> None:
         """Refuse a batch that is not the last one of the id's owner, or the next."""
         query, batch = numbered.query, numbered.batch
-        if numbered.is_repeated and batch and not markers and self._after_query != query:
+        if numbered.is_repeated and batch and not markers and numbered.after_query != query:
             self.refuse(
                 "sink.markers_gone",
                 f"batch {batch} of this query is to be published, and topic {self.place[0]} has no"
@@ -273,7 +273,7 @@ class Markers:
                 " repeated, and this one stops",
                 suggestion="let only one publisher run for an id; or give this one another id",
             )
-        if owner not in {query, self._after_query}:
+        if owner not in {query, numbered.after_query}:
             self.refuse(
                 "sink.other_query",
                 f"query {owner} publishes with this id, and this query has another checkpoint:"

@@ -101,7 +101,7 @@ def require_owner(clients: Clients, id_: str, *owners: str) -> None:
 
 
 class NumberedSink:
-    """Publishes the batches of one id; `after_query` is the query whose id may be taken over.
+    """Publishes the batches of one id.
 
     `at_start`: the partitions that a publisher's topics had at its start, and with which its source
     divides rows; those added since count from its next start on. Its new checkpoint republishes
@@ -109,12 +109,9 @@ class NumberedSink:
     (0) `settle` republishes it.
     """
 
-    def __init__(
-        self, clients: Clients, id_: str, *, after_query: str = "", at_start: int = 0
-    ) -> None:
+    def __init__(self, clients: Clients, id_: str, *, at_start: int = 0) -> None:
         self._clients, self._sink = clients, clients.sink
         self._id = id_
-        self._after_query = after_query
         self._at_start = at_start
 
     @cached_property
@@ -129,15 +126,9 @@ class NumberedSink:
 
     @cached_property
     def markers(self) -> Markers:
-        topic = markers_of(self._sink)
-        return Markers(
-            self._clients,
-            self._id,
-            topic,
-            self.partitions.get(topic),
-            self._after_query,
-            is_publisher=bool(self._at_start),
-        )
+        topic, is_publisher = markers_of(self._sink), bool(self._at_start)
+        counted = self.partitions.get(topic)
+        return Markers(self._clients, self._id, topic, counted, is_publisher=is_publisher)
 
     def publish(self, numbered: Numbered, parts: Parts) -> Outcome:
         """Publish one task's rows, unless that was done before; waits while the broker is away.
@@ -330,11 +321,9 @@ class NumberedSink:
         operator.
         """
 
-        key = f"{self._id}/{numbered.task}"
-
         def last(markers: list[Marker]) -> dict[str, Any] | None:
-            found = (m for k, m in markers if k == key and m["batch"] >= numbered.after)
-            return next(found, None)
+            of_task = (m for number, m in markers if number == numbered.task)
+            return next((m for m in of_task if m["batch"] >= numbered.after), None)
 
         marker = last(markers) or last(self.markers.back_to(numbered.query, numbered.after))
         spans = [] if marker is None else spans_of({numbered.task: marker})

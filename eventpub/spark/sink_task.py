@@ -49,12 +49,7 @@ def publish(
 
 
 def numbered_sink(options: SinkOptions) -> NumberedSink:
-    return NumberedSink(
-        Clients(options.sink),
-        options.id,
-        after_query=options.after_query,
-        at_start=options.partitions,
-    )
+    return NumberedSink(Clients(options.sink), options.id, at_start=options.partitions)
 
 
 def _require_topics(
@@ -90,7 +85,8 @@ def _numbered(options: SinkOptions) -> Numbered:
         if _first_batches.get(key, ("", -1))[0] != run or not run:
             _first_batches[key] = run, batch
         is_repeated = is_repeated or _first_batches[key] == (run, batch)
-    return Numbered(query, batch, context.partitionId(), is_repeated, run)
+    after_query, task = options.after_query, context.partitionId()
+    return Numbered(query, batch, task, is_repeated, run, after_query=after_query)
 
 
 class _Parts(InputRows):
