@@ -140,8 +140,7 @@ class Clients:
         conf = producer_settings(self.sink, transactional_id)
         if careful:
             conf["batch.num.messages"] = "1"
-        made: Producer = _made(Producer, conf, client_log, self.sink)
-        return made
+        return _made(Producer, conf, client_log, self.sink)
 
     def bulk(self, producer: Producer, rows: int) -> bulk.Bulk | None:
         """Bulk production for this many records; None: produce them one by one."""
@@ -152,8 +151,7 @@ class Clients:
     ) -> Consumer:
         """`committed`: committed records only; `few`: fetch little at a time."""
         conf = consumer_settings(self.sink, committed=committed) | (FETCH_LITTLE if few else {})
-        made: Consumer = _made(Consumer, conf, client_log, self.sink)
-        return made
+        return _made(Consumer, conf, client_log, self.sink)
 
     def admin(self) -> tuple[AdminClient, ClientLog]:
         """This process's shared admin client."""
@@ -223,7 +221,9 @@ def _when_answered(producer: Producer) -> None:
             call(producer.poll, 0.1)
 
 
-def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.Sink) -> Any:
+def _made(
+    kind: Callable[..., T], conf: dict[str, Any], client_log: ClientLog, sink: config.Sink
+) -> T:
     conf = {**conf, "error_cb": client_log.error}
     if sink.token_provider is not None:
         properties = str(conf.get("sasl.oauthbearer.config", ""))

@@ -97,12 +97,8 @@ class DeadRow:
     content: bytes | None = None
 
 
-def format_times(micros: npt.NDArray[np.int64]) -> list[bytes]:
-    """RFC 3339 in UTC with microseconds, as in `ce_time`."""
-    return as_bytes(time_texts(micros))
-
-
 def time_texts(micros: npt.NDArray[np.int64]) -> Any:
+    """RFC 3339 in UTC with microseconds, as in `ce_time`."""
     text: Any = pa.array(micros).cast(pa.timestamp("us")).cast(pa.string())
     text = pc.replace_substring(text, " ", "T")
     return pc.binary_join_element_wise(text, "Z", "")
@@ -114,7 +110,7 @@ def as_bytes(strings: Any) -> list[bytes]:
 
 
 def parse_times(texts: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Parse the output of `format_times`; µs. ValueError if a text is no such time."""
+    """Parse the output of `time_texts`; µs. ValueError if a text is no such time."""
     plain = [t.removesuffix("Z") for t in texts]
     return np.array(plain, dtype="datetime64[us]").astype(np.int64)
 
