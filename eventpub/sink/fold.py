@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 
-from eventpub.sink.folded import Decoder, Folded, Scope
+from eventpub.sink.folded import Decoder, Folded
 from eventpub.sink.layout import check_leaders, tail_gone
 from eventpub.sink.missing_markers import MissingMarkerError, unseen
 from eventpub.sink.reading import Message, iter_chunks
@@ -44,7 +44,7 @@ class Fold(Iterable[Folded]):
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
-        scope: Scope,
+        decoder: Decoder,
         saved: Mapping[PartitionId, int],
         *,
         written: Mapping[PartitionId, Written],
@@ -52,9 +52,7 @@ class Fold(Iterable[Folded]):
         end_open: Callable[[set[PartitionId]], None] | None,
         meanwhile: Meanwhile,
     ) -> None:
-        self._scope = scope
-        self._clients = scope.clients
-        self.decoder = Decoder(scope)
+        self.decoder, self._clients = decoder, decoder.clients
         self._written = written
         self._acknowledged = acknowledged
         self._end_open = end_open
@@ -62,7 +60,6 @@ class Fold(Iterable[Folded]):
         self._ends: dict[PartitionId, int] = {}
         self.offsets: dict[PartitionId, int] = dict(saved)
         self.truncated = False
-        self.records = 0
 
     @property
     def unread(self) -> int:
@@ -73,7 +70,7 @@ class Fold(Iterable[Folded]):
     def __iter__(self) -> Iterator[Folded]:
         self._ends = self._settle()
         self.offsets = {p: self.offsets[p] for p in self._ends if p in self.offsets}
-        while any(self._scope.kind(place) == "events" for place in self._behind()):
+        while any(self.decoder.kind(place) == "events" for place in self._behind()):
             if self._sides_are_whole():
                 break
             self._ends = self._settle()
@@ -94,7 +91,7 @@ class Fold(Iterable[Folded]):
         still: dict[PartitionId, tuple[int, float]] = {}
         ended: set[PartitionId] = set()
         kept: dict[PartitionId, int] = {}
-        of_others = self._scope.of_others
+        of_others = self.decoder.of_others
         while True:
             ends = {**self._list("latest"), **kept}
             short = {p for p, end in ends.items() if self._reached(p) > end}
@@ -157,7 +154,7 @@ class Fold(Iterable[Folded]):
     def _reached(self, place: PartitionId, more: int = 0) -> int:
         """The saved or, for own events, the acknowledged offset: side topics may be recreated."""
         saved = self.offsets.get(place, 0) + more
-        is_own = self._scope.kind(place) == "events" and place not in self._scope.of_others
+        is_own = self.decoder.kind(place) == "events" and place not in self.decoder.of_others
         return max(saved, self._acknowledged.get(place, 0) - 1) if is_own else saved
 
     def _before_marker(self, place: PartitionId) -> Written | None:
@@ -172,8 +169,8 @@ class Fold(Iterable[Folded]):
 
         Otherwise a late event of an unread skip would count as published, and be dropped.
         """
-        sides = [p for p in self._ends if self._scope.kind(p) in {"gaps", "dead"}]
-        sides = [p for p in sides if p not in self._scope.of_others]
+        sides = [p for p in self._ends if self.decoder.kind(p) in {"gaps", "dead"}]
+        sides = [p for p in sides if p not in self.decoder.of_others]
         if not sides:
             return True
         check_leaders(self._clients, sides)
@@ -182,16 +179,15 @@ class Fold(Iterable[Folded]):
 
     def _require_visible(self) -> None:
         """Check that the last record below each saved offset is visible."""
-        places = self._ends.keys() - self._scope.of_others
+        places = self._ends.keys() - self.decoder.of_others
         written = {place: at for place in places if (at := self._before_marker(place))}
         if lost := unseen(self._clients, written, self._meanwhile):
             raise MissingMarkerError({place: written[place] for place in lost})
 
     def _list(self, end: End, *, committed: bool = False) -> dict[PartitionId, int]:
-        scope = self._scope
         optional = frozenset({self._clients.sink.late_topic})
         return list_offsets(
-            self._clients, scope.places, end, committed=committed, optional=optional
+            self._clients, self.decoder.places, end, committed=committed, optional=optional
         )
 
     # -- reading ----------------------------------------------------------------------------------
@@ -201,7 +197,7 @@ class Fold(Iterable[Folded]):
         lows = self._list("earliest")
         for place in behind:
             low, at = lows[place], self.offsets.get(place)
-            if low > (at or 0) and self._scope.kind(place) == "events":
+            if low > (at or 0) and self.decoder.kind(place) == "events":
                 self.truncated = True
             self.offsets[place] = max(low, at or 0)
         return {place for place in behind if self.offsets[place] < self._ends[place]}
@@ -213,7 +209,7 @@ class Fold(Iterable[Folded]):
         before events: they tell late events from rewritten ones.
         """
         gaps, dead = (
-            {place for place in unread if self._scope.kind(place) == kind}
+            {place for place in unread if self.decoder.kind(place) == kind}
             for kind in ("gaps", "dead")
         )
         return [places for places in (gaps, dead, unread - gaps - dead) if places]
@@ -231,8 +227,7 @@ class Fold(Iterable[Folded]):
                     # by topic, so that a chunk's offsets never exceed what was given
                     for message in messages:
                         self.offsets[topic, message.partition()] = message.offset() + 1
-                    self.records += len(messages)
-                    kind = self._scope.kinds[topic]
+                    kind = self.decoder.kinds[topic]
                     yield self.decoder.decode(kind, messages, dict(self.offsets))
         # past the markers of transactions that follow the last records
         self.offsets |= {place: self._ends[place] for place in places}

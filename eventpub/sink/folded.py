@@ -17,6 +17,8 @@ from eventpub.sink.encoder import read_conflict, read_gap
 from eventpub.sink.reading import origin_of, other_publisher
 from eventpub.sink.records import PartitionId
 
+Kind = Literal["events", "gaps", "dead", "late"]
+
 
 def _no_versions() -> npt.NDArray[np.int64]:
     return np.empty(0, np.int64)
@@ -40,17 +42,43 @@ class Folded:
     contents: dict[tuple[str, int], set[bytes]] = field(default_factory=dict)
 
 
+@dataclass
 class Decoder:
-    """Decodes the records of a fold.
+    """What a fold reads, and how: the records of `app_id`.
 
-    `not_ours` counts records that another publisher wrote, or that cannot be read; `misplaced`
-    own records in another partition than today's, if all partitions are read.
+    `everywhere` searches all partitions for this shard's aggregates, since the partition count may
+    have changed. `with_contents` adds a hash per event, to detect rewritten ones. `not_ours` counts
+    records that another publisher wrote, or that cannot be read; `misplaced` own records in another
+    partition than today's, if all partitions are read.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-        self.not_ours = 0
-        self.misplaced = 0
+    clients: Clients
+    shard: Shard
+    app_id: str
+    everywhere: bool = False
+    with_contents: bool = False
+    not_ours: int = 0
+    misplaced: int = 0
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        kinds: tuple[Kind, ...] = "events", "gaps", "dead", "late"
+        return dict(zip(self.clients.sink.topics, kinds, strict=True))
+
+    def kind(self, place: PartitionId) -> Kind:
+        return self.kinds[place[0]]
+
+    @cached_property
+    def places(self) -> list[PartitionId]:
+        shard = self.shard
+        numbers = range(shard.partitions) if self.everywhere else sorted(shard.topic_partitions())
+        return [(topic, number) for topic in self.kinds for number in numbers]
+
+    @cached_property
+    def of_others(self) -> set[PartitionId]:
+        """Partitions read that other shards write."""
+        own = set(self.shard.topic_partitions())
+        return {(topic, number) for topic, number in self.places if number not in own}
 
     def decode(self, kind: Kind, messages: list[Any], offsets: dict[PartitionId, int]) -> Folded:
         """Decode a chunk; another publisher's event raises `sink.other_publisher`."""
@@ -100,7 +128,7 @@ class Decoder:
         )
 
     def _content(self, kind: Kind, headers: Mapping[str, Any], message: Any) -> bytes | None:
-        if not self._scope.with_contents or (kind == "dead" and records.CONTENT not in headers):
+        if not self.with_contents or (kind == "dead" and records.CONTENT not in headers):
             return None
         return records.content_of_record(headers, message.value())
 
@@ -120,22 +148,21 @@ class Decoder:
 
     def _counts(self, kind: Kind, message: Any, headers: Mapping[str, Any]) -> bool:
         """Whether this publisher wrote the record."""
-        origin = origin_of(message, headers, self._scope.app_id)
+        origin = origin_of(message, headers, self.app_id)
         if origin == "own":
             return True
         if origin == "other_publisher" and kind == "events":
-            raise other_publisher(self._scope.clients.sink, message)
+            raise other_publisher(self.clients.sink, message)
         self.not_ours += 1
         return False
 
     def _is_own(self, aggregate_id: str, partition: int) -> bool:
         """Whether the aggregate is this shard's; always true if only own partitions are read."""
-        if not self._scope.everywhere:
+        if not self.everywhere:
             return True
-        shard = self._scope.shard
-        at = topic_partition(aggregate_id, shard.partitions)
+        at = topic_partition(aggregate_id, self.shard.partitions)
         self.misplaced += at != partition
-        return at % shard.shards == shard.number
+        return at % self.shard.shards == self.shard.number
 
 
 def _times(texts: list[str]) -> npt.NDArray[np.int64]:
@@ -145,41 +172,3 @@ def _times(texts: list[str]) -> npt.NDArray[np.int64]:
         times = np.array([records.time_of(t) for t in texts], np.int64)
     is_date = (times >= records.FIRST_TIME) & (times <= records.LAST_TIME)
     return np.where(is_date, times, 0)
-
-
-Kind = Literal["events", "gaps", "dead", "late"]
-
-
-@dataclass(frozen=True)
-class Scope:
-    """What a fold reads: the records of `app_id`.
-
-    `everywhere` searches all partitions for this shard's aggregates, since the partition count may
-    have changed. `with_contents` adds a hash per event, to detect rewritten ones.
-    """
-
-    clients: Clients
-    shard: Shard
-    app_id: str
-    everywhere: bool = False
-    with_contents: bool = False
-
-    @cached_property
-    def kinds(self) -> dict[str, Kind]:
-        kinds: tuple[Kind, ...] = "events", "gaps", "dead", "late"
-        return dict(zip(self.clients.sink.topics, kinds, strict=True))
-
-    def kind(self, place: PartitionId) -> Kind:
-        return self.kinds[place[0]]
-
-    @cached_property
-    def places(self) -> list[PartitionId]:
-        shard = self.shard
-        numbers = range(shard.partitions) if self.everywhere else sorted(shard.topic_partitions())
-        return [(topic, number) for topic in self.kinds for number in numbers]
-
-    @cached_property
-    def of_others(self) -> set[PartitionId]:
-        """Partitions read that other shards write."""
-        own = set(self.shard.topic_partitions())
-        return {(topic, number) for topic, number in self.places if number not in own}

@@ -16,7 +16,7 @@ from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.fold import Fold
-from eventpub.sink.folded import Scope
+from eventpub.sink.folded import Decoder
 from eventpub.sink.missing_markers import lost_records
 from eventpub.sink.reading import first_own
 from eventpub.sink.records import PartitionId, Written
@@ -78,7 +78,7 @@ class ShardSink:
     ) -> Fold:
         """Read the shard's partitions back from the saved offsets to their ends.
 
-        It costs two requests if there is nothing to read. For arguments, see `Fold` and `Scope`.
+        It costs two requests if there is nothing to read. For arguments, see `Fold` and `Decoder`.
 
         Raises:
             MissingMarkerError: while iterating: some of `written` is not visible; `restore` it.
@@ -89,7 +89,7 @@ class ShardSink:
         self._published = {}
         is_transactional = self._writer.is_transactional
         self._fold = Fold(
-            Scope(
+            Decoder(
                 self._clients,
                 self._shard,
                 self._app_id,

@@ -29,7 +29,7 @@ from eventpub.sink import client, layout
 from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
-from eventpub.sink.folded import Decoder, Scope
+from eventpub.sink.folded import Decoder
 from eventpub.sink.transaction import TransactionWriter
 from eventpub.sources.mysql.open_transactions import OpenTransactions
 from tests.simulation import broker
@@ -168,12 +168,12 @@ def no_recount() -> Iterator[None]:
 @contextmanager
 def no_dead_fold() -> Iterator[None]:
     """The topic of dead letters is not read back."""
-    places = vars(Scope)["places"].func
+    places = vars(Decoder)["places"].func
 
     def others(self: Any) -> Any:
         return [place for place in places(self) if self.kind(place) != "dead"]
 
-    with patch.object(Scope, "places", property(others)):
+    with patch.object(Decoder, "places", property(others)):
         yield
 
 

@@ -340,9 +340,8 @@ class TestFold:
             saved = (
                 sink.offsets | sink.publish(Content(some_events(WHOLE, 50, version))).next_offsets
             )
-            found, fold = folded(new_sink(), saved)
-            assert found == set()
-            assert fold.records == 0
+            fold = new_sink().fold(saved)
+            assert list(fold) == []
             assert fold.offsets == saved
             sink = new_sink()
 
@@ -377,7 +376,7 @@ class TestFold:
             sink.publish(Content(some_events(WHOLE, 40, 10_000)), crash_point=crash_at(point))
         found, fold = folded(new_sink(), {})
         assert found == visible, "an aborted transaction at the end, too"
-        assert folded(new_sink(), fold.offsets)[1].records == 0
+        assert list(new_sink().fold(fold.offsets)) == []
 
     def test_reads_its_own_partitions_only(self, new_sink: Callable[..., ShardSink]) -> None:
         shards = [Shard(n, 2, PARTITIONS) for n in range(2)]
@@ -631,7 +630,7 @@ class TestOtherDeliveries:
             found, fold = folded(sink, {})
             assert len(found) == 500
             assert batch.next_offsets.items() <= fold.offsets.items()
-            assert folded(sink, fold.offsets)[1].records == 0
+            assert list(sink.fold(fold.offsets)) == []
         assert len(read_topic(servers, sink_config.topic)) == 500
 
     def test_at_least_once_names_a_row_that_is_too_large(self, sink_config: config.Sink) -> None:
