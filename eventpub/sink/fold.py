@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 
+from eventpub.sink.client import Clients
 from eventpub.sink.folded import Decoder, Folded
 from eventpub.sink.layout import check_leaders, tail_gone
 from eventpub.sink.missing_markers import MissingMarkerError, unseen
@@ -26,40 +28,33 @@ FOLD_TIMEOUT = 60.0
 """Seconds without progress after which a fold fails."""
 
 
+@dataclass(eq=False)
 class Fold(Iterable[Folded]):
     """Iterates over chunks, once; its attributes are complete then.
 
-    Args:
-        saved: next offsets; other partitions are read from their beginning.
-        written: records of the transaction that ends at a saved offset.
-        acknowledged: next offsets up to which all is committed, even if `saved`, of a lost or older
-            index, is lower.
-        end_open: ends open transactions of the shard's own producer.
-
     Attributes:
-        offsets: next offsets of own partitions, to be saved with what was folded.
-        truncated: whether retention removed records that were never folded.
         decoder: counts records that do not count as published.
+        offsets: next offsets of own partitions, to be saved with what was folded; at first those
+            that were saved. Other partitions are read from their beginning.
+        written: records of the transaction that ends at a saved offset.
+        acknowledged: next offsets up to which all is committed, even if the saved one, of a lost or
+            older index, is lower.
+        end_open: ends open transactions of the shard's own producer.
+        truncated: whether retention removed records that were never folded.
     """
 
-    def __init__(  # noqa: PLR0913 (options, by keyword)
-        self,
-        decoder: Decoder,
-        saved: Mapping[PartitionId, int],
-        *,
-        written: Mapping[PartitionId, Written],
-        acknowledged: Mapping[PartitionId, int],
-        end_open: Callable[[set[PartitionId]], None] | None,
-        meanwhile: Meanwhile,
-    ) -> None:
-        self.decoder, self._clients = decoder, decoder.clients
-        self._written = written
-        self._acknowledged = acknowledged
-        self._end_open = end_open
-        self._meanwhile = meanwhile
-        self._ends: dict[PartitionId, int] = {}
-        self.offsets: dict[PartitionId, int] = dict(saved)
-        self.truncated = False
+    decoder: Decoder
+    offsets: dict[PartitionId, int]
+    written: Mapping[PartitionId, Written]
+    acknowledged: Mapping[PartitionId, int]
+    end_open: Callable[[set[PartitionId]], None] | None
+    meanwhile: Meanwhile
+    truncated: bool = False
+    _ends: dict[PartitionId, int] = field(default_factory=dict)
+
+    @property
+    def _clients(self) -> Clients:
+        return self.decoder.clients
 
     @property
     def unread(self) -> int:
@@ -112,14 +107,14 @@ class Fold(Iterable[Folded]):
                 self._check_tails(ends, short)
                 self._check_committed(ends, stable, short, late - of_others)
                 own = (blocked & late) - of_others - ended
-                if self._end_open is not None and own:
-                    self._end_open(own)
+                if self.end_open is not None and own:
+                    self.end_open(own)
                     ended |= own
                 elif max(seconds.values()) > FOLD_TIMEOUT or now - began > 4 * FOLD_TIMEOUT:
                     place = max(sorted(seconds), key=seconds.__getitem__)
                     at, end = stable[place], ends[place]
                     raise hanging(self._clients.sink, place, at, end, seconds[place])
-            self._meanwhile()
+            self.meanwhile()
             self._clients.clock.sleep(0.02 if now - began < 0.5 else 0.2)
 
     def _check_tails(self, ends: Mapping[PartitionId, int], short: set[PartitionId]) -> None:
@@ -140,7 +135,7 @@ class Fold(Iterable[Folded]):
         missing_markers = {}
         for place in late:
             first = stable[place]
-            known = min(self._acknowledged.get(place, 0) - 1, ends[place])
+            known = min(self.acknowledged.get(place, 0) - 1, ends[place])
             written = self._before_marker(place)
             if written is not None and first <= written[0]:
                 known = max(known, written[1])
@@ -155,11 +150,11 @@ class Fold(Iterable[Folded]):
         """The saved or, for own events, the acknowledged offset: side topics may be recreated."""
         saved = self.offsets.get(place, 0) + more
         is_own = self.decoder.kind(place) == "events" and place not in self.decoder.of_others
-        return max(saved, self._acknowledged.get(place, 0) - 1) if is_own else saved
+        return max(saved, self.acknowledged.get(place, 0) - 1) if is_own else saved
 
     def _before_marker(self, place: PartitionId) -> Written | None:
         """What was written before the marker that a saved offset includes, if it includes one."""
-        written = self._written.get(place)
+        written = self.written.get(place)
         return (
             written if written is not None and self.offsets.get(place) == written[1] + 1 else None
         )
@@ -181,7 +176,7 @@ class Fold(Iterable[Folded]):
         """Check that the last record below each saved offset is visible."""
         places = self._ends.keys() - self.decoder.of_others
         written = {place: at for place in places if (at := self._before_marker(place))}
-        if lost := unseen(self._clients, written, self._meanwhile):
+        if lost := unseen(self._clients, written, self.meanwhile):
             raise MissingMarkerError({place: written[place] for place in lost})
 
     def _list(self, end: End, *, committed: bool = False) -> dict[PartitionId, int]:
@@ -217,7 +212,7 @@ class Fold(Iterable[Folded]):
     def _decoded(self, places: set[PartitionId]) -> Iterator[Folded]:
         # records after the ends are from a later owner, whose skips are not read
         ranges = {place: (self.offsets[place], self._ends[place]) for place in places}
-        chunks = iter_chunks(self._clients, ranges, timeout=FOLD_TIMEOUT, meanwhile=self._meanwhile)
+        chunks = iter_chunks(self._clients, ranges, timeout=FOLD_TIMEOUT, meanwhile=self.meanwhile)
         with closing(chunks):
             for chunk in chunks:
                 by_topic: dict[str, list[Message]] = {}

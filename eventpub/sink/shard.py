@@ -88,15 +88,10 @@ class ShardSink:
         self.ready()
         self._published = {}
         is_transactional = self._writer.is_transactional
+        decoder = Decoder(self._clients, self._shard, self._app_id, everywhere, with_contents)
         self._fold = Fold(
-            Decoder(
-                self._clients,
-                self._shard,
-                self._app_id,
-                everywhere=everywhere,
-                with_contents=with_contents,
-            ),
-            saved,
+            decoder,
+            dict(saved),
             written=written or {},
             acknowledged=(acknowledged if is_transactional else None) or {},
             end_open=self._writer.run_aborted if is_transactional else None,

@@ -118,7 +118,7 @@ def no_restoring() -> Iterator[None]:
             self.offsets[place] = min(end, self.offsets.get(place, 0))
         blocked = {p for p, at in self._list("latest", committed=True).items() if at < ends[p]}
         if blocked:
-            self._end_open(blocked)
+            self.end_open(blocked)
             ends = self._list("latest")
         return ends
 
