@@ -8,14 +8,14 @@ in detail. Differences go to the table `difference`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from eventpub.errors import named_versions
-from eventpub.ops.sides import SHOWN, Difference, Sides, Verdict
+from eventpub.ops.sides import SHOWN, Sides, Verdict
 from eventpub.ops.topic import DEAD, DIVERTED, EVENT, FAULTS, FOREIGN, GAP, LATE, LEFT_OUT, NO_TIME
 
 MOST_LOOKED_UP = 10_000
@@ -45,16 +45,6 @@ class Rules:
     first_version: int = 1
     held_since: int = 0
     held: Callable[[Collection[str]], Mapping[str, int] | None] = lambda _: None
-
-
-def differences(sides: Sides, kind: str, most: int | None = None) -> Iterator[Difference]:
-    """The earliest differences of a kind from the last comparison; all if `most` is None."""
-    limit = "" if most is None else f"LIMIT {most}"
-    found = sides.rows(
-        'SELECT id, version, create_time, partition, "offset", note FROM difference'
-        f" WHERE kind = '{kind}' ORDER BY create_time, id, version {limit}",
-    )
-    return (Difference(*row) for row in found)
 
 
 _HASH = "hash(version, create_time, payload, type, metadata)::HUGEINT"
@@ -145,7 +135,7 @@ SELECT id, version, create_time, CASE
     WHEN EXISTS (FROM t WHERE t.id = s.id AND t.version = s.version AND kind = {DIVERTED})
         THEN 'diverted'
     WHEN EXISTS (FROM skip WHERE skip.id = s.id AND s.version BETWEEN skip.version AND to_version)
-        THEN 'skipped'
+        THEN $skipped
     ELSE 'missing' END AS why
 FROM s ANTI JOIN record USING (id, version)
 """
@@ -174,6 +164,7 @@ class Comparison:
         self._sides, self._verdict = sides, verdict
         self._rules, self._look_up = rules, look_up
         self._range = {"first": verdict.first, "last": verdict.last}
+        self._fits = [f"partition = crc % {number}" for number in rules.numbers]
 
     def run(self) -> None:
         self._run(_SUSPECT, self._range | {"partitions": self._rules.numbers[-1]})
@@ -196,7 +187,7 @@ class Comparison:
         self._missing()
         for kind, count in self._run("SELECT kind, count(*) FROM difference GROUP BY kind"):
             verdict.counts[kind] = count
-            verdict.examples[kind] = list(differences(self._sides, kind, SHOWN))
+            verdict.examples[kind] = list(self._sides.differences(kind, SHOWN))
 
     def _run(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         return self._sides.database.execute(sql, values).fetchall()
@@ -204,13 +195,11 @@ class Comparison:
     def _find(self, kind: str, select: str) -> None:
         self._run(f"INSERT INTO difference SELECT '{kind}', * FROM ({select})")
 
-    def _find_rows(self, kind: str, rows: Sequence[tuple[str, int, int, str]]) -> None:
-        names = ("id", "version", "create_time", "note")
-        found = pa.table({name: [row[at] for row in rows] for at, name in enumerate(names)})
-        self._insert(f"INSERT INTO difference BY NAME SELECT '{kind}' AS kind, * FROM found", found)
-
-    def _insert(self, sql: str, found: pa.Table) -> None:
-        if found.num_rows:
+    def _run_with(self, rows: Sequence[Sequence[Any]], names: str, sql: str) -> None:
+        """Execute a statement on the table `found` of these rows, unless there are none."""
+        if rows:
+            columns = zip(*rows, strict=True)
+            found = pa.table(dict(zip(names.split(), map(list, columns), strict=True)))
             self._sides.database.register("found", found)
             self._run(sql)
             self._sides.database.unregister("found")
@@ -235,8 +224,7 @@ class Comparison:
                 f" AND NOT (row_create_time BETWEEN {change - back} AND {change + back - 1}"
                 f" AND create_time IN (row_create_time - {back}, row_create_time + {back}))"
             )
-        places = [f"partition = crc % {number}" for number in self._rules.numbers]
-        differs["partition"] = f"NOT ({' OR '.join(places)})"
+        differs["partition"] = f"NOT ({' OR '.join(self._fits)})"
         differs |= {name: f"faults & {bit} <> 0" for bit, name in FAULTS.items()}
         notes = ", ".join(f"CASE WHEN {sql} THEN '{name}' END" for name, sql in differs.items())
         self._find(
@@ -251,10 +239,11 @@ class Comparison:
         arrived = list(self._look_up([row[:2] for row in asked]))
         self._verdict.accounted["arrived"] = len(arrived)
         self._find("extra", without_row)
-        self._insert(
+        self._run_with(
+            arrived,
+            "id version",
             "DELETE FROM difference USING found WHERE kind = 'extra'"
             " AND difference.id = found.id AND difference.version = found.version",
-            pa.table({"id": [i for i, _ in arrived], "version": [v for _, v in arrived]}),
         )
         self._find(
             "extra",
@@ -267,40 +256,33 @@ class Comparison:
         Offsets order the records of a partition. Where partitions were added, a record whose
         partition fits only one of their numbers comes after the records of earlier numbers.
         """
-        numbers = self._rules.numbers
-        fits = [f"partition = crc % {number}" for number in numbers]
+        fits = self._fits
         fitting = " + ".join(f"({fit})::INT" for fit in fits)
         epoch = f"CASE WHEN {fitting} = 1 THEN list_position([{', '.join(fits)}], true) END"
         behind = f"({_ORDER.format(epoch=epoch)}) WHERE is_behind"
         self._find("out_of_order", f"SELECT {_AT}, 'after a later version' FROM {behind}")
 
     def _missing(self) -> None:
-        self._run(_ABSENT)
-        accounted = self._verdict.accounted
+        is_dropped = self._rules.late_policy == "drop"
+        self._run(_ABSENT, {"skipped": "dropped" if is_dropped else "skipped"})
         counts = dict(self._run("SELECT why, count(*) FROM absent GROUP BY why"))
-        accounted["dead"] += counts.get("dead", 0)
-        accounted["diverted"] = counts.get("diverted", 0)
-        no_place = "NULL, NULL"
-        if self._rules.late_policy == "drop":
-            accounted["dropped"] = counts.get("skipped", 0)
-        else:
-            self._find(
-                "missing",
-                f"SELECT id, version, create_time, {no_place}, 'its gap was skipped'"
-                " FROM absent WHERE why = 'skipped'",
-            )
-        held: list[tuple[str, int, int, str]] = []
+        for why in ("dead", "diverted", "dropped"):
+            self._verdict.accounted[why] += counts.get(why, 0)
         if counts.get("missing", 0) > _MOST_HELD:
             text = f"more than {_MOST_HELD:,} events are missing; some may only be held"
             self._verdict.notes.append(text)
-        elif counts.get("missing", 0):
-            held = self._held(self._run(_AWAITED))
-            self._find_rows("held", held)
+        elif "missing" in counts:
+            self._run_with(
+                self._held(self._run(_AWAITED)),
+                "id version create_time note",
+                "INSERT INTO difference BY NAME SELECT 'held' AS kind, * FROM found",
+            )
         self._find(
             "missing",
-            f"SELECT id, version, create_time, {no_place}, 'not on the topic' FROM absent"
-            " WHERE why = 'missing' AND NOT EXISTS (FROM difference WHERE kind = 'held'"
-            " AND difference.id = absent.id AND difference.version = absent.version)",
+            "SELECT id, version, create_time, NULL, NULL,"
+            " if(why = 'skipped', 'its gap was skipped', 'not on the topic')"
+            " FROM absent ANTI JOIN (FROM difference WHERE kind = 'held') USING (id, version)"
+            " WHERE why IN ('missing', 'skipped')",
         )
 
     def _held(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int, str]]:

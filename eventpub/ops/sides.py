@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,15 +80,16 @@ class Sides:
             )
         portion.clear()
 
-    def rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """The rows of a statement, in portions; other statements may run meanwhile."""
+    def differences(self, kind: str, most: int | None = None) -> Iterator[Difference]:
+        """The earliest differences of a kind from the last comparison; all if `most` is None."""
+        limit = "" if most is None else f"LIMIT {most}"
         with _quiet(self.database.cursor()) as cursor:
-            cursor.execute(sql)
+            cursor.execute(
+                'SELECT id, version, create_time, partition, "offset", note FROM difference'
+                f" WHERE kind = '{kind}' ORDER BY create_time, id, version {limit}"
+            )
             while rows := cursor.fetchmany(_FETCHED):
-                yield from rows
-
-    def interrupt(self) -> None:
-        self.database.interrupt()
+                yield from starmap(Difference, rows)
 
 
 def open_database(folder: Path) -> DuckDBPyConnection:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from eventpub.config import Config, Read, format_time, parse_time
 from eventpub.errors import ConfigError, StateError, counted
-from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules, differences
+from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules
 from eventpub.ops.gaps import indexes, pending
 from eventpub.ops.sides import (
     KINDS,
@@ -236,7 +236,7 @@ class _Run:
                     self._say(doing)
             except BaseException:
                 self._stop.set()
-                self._sides.interrupt()
+                self._sides.database.interrupt()
                 raise
 
     def _check_stopped(self) -> None:
@@ -252,7 +252,7 @@ def _write_differences(listed: IO[str], sides: Sides) -> None:
     if listed.seekable() and not listed.name.startswith("/dev/"):
         listed.truncate(0)
     for kind in KINDS:
-        for one in differences(sides, kind):
+        for one in sides.differences(kind):
             line = json.dumps({"kind": kind, **one.to_dict()}, ensure_ascii=False)
             listed.write(line + "\n")
 
