@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from eventpub.config import Config
     from eventpub.ops.dead import Letters
     from eventpub.ops.sides import Verdict
-    from eventpub.ops.verify import Progress
 
 _KEYS = (
     "app.id", "app.state_dir", "store.url", "store.table",
@@ -232,9 +231,9 @@ def compare(config: Config, **what: Any) -> Verdict:
 
     with progress(_log) as show:
 
-        def see(done: Progress) -> None:
+        def see(doing: str, done: float) -> None:
             end_if_asked()
-            show(f"{done.doing}: {done.rows:,} rows, {done.records:,} records", done.done)
+            show(doing, done)
 
         return comparing.verify(config, **what, on_progress=see)
 

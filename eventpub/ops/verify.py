@@ -14,11 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -45,12 +44,8 @@ _GRACE = 10_000_000
 """µs that an event may wait beyond `read.delay` and `read.max_wait`."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    doing: str
-    rows: int
-    records: int
-    done: float
+OnProgress: TypeAlias = Callable[[str, float], None]
+"""Takes what is being done, and which part of all work is done, 0 to 1."""
 
 
 def verify(  # noqa: PLR0913 (what is compared, and how)
@@ -61,7 +56,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     differences: Path | None = None,
     patience: float = 15.0,
     wait: float = 10.0,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> Verdict:
     """Compare store and topic.
 
@@ -156,7 +151,7 @@ class _Run:
         reader: TopicReader,
         sides: Sides,
         rules: Rules,
-        on_progress: Callable[[Progress], None],
+        on_progress: OnProgress,
     ) -> None:
         self._store, self._reader, self._sides = store, reader, sides
         self._rules, self._on_progress = rules, on_progress
@@ -245,7 +240,8 @@ class _Run:
 
     def _say(self, doing: str) -> None:
         done = 0.45 * (self._done["store"] + self._done["topic"])
-        self._on_progress(Progress(doing, self._rows, self._reader.records, done))
+        read = f"{self._rows:,} rows, {self._reader.records:,} records"
+        self._on_progress(f"{doing}: {read}", done)
 
 
 def _write_differences(listed: IO[str], sides: Sides) -> None:

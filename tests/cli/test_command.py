@@ -283,7 +283,7 @@ def test_a_signal_that_was_swallowed_ends_a_command_that_says_how_far_it_is(
         "def slow(config, on_progress, **_):\n"
         "    try: open('started', 'w').close(); time.sleep(30)\n"
         "    except BaseException: pass\n"
-        "    on_progress(v.Progress('reading', 0, 0, 0.0))\n"
+        "    on_progress('reading', 0.0)\n"
         "v.verify = slow"
     )
     done = stopped(configured, before, number)

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from bench.usage import Usage, one
 from eventpub.config import Config
-from eventpub.ops.verify import Progress, verify
+from eventpub.ops.verify import verify
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, commit, create_table, eventually, insert, transaction
@@ -106,8 +106,8 @@ def test_a_row_that_commits_late_and_is_published_while_verify_runs_is_not_missi
         publisher.process.send_signal(signal.SIGSTOP)
         late.connection.commit()
 
-    def go_on(progress: Progress) -> None:
-        if progress.doing == "comparing" and publisher.process is not None:
+    def go_on(doing: str, _: float) -> None:
+        if doing.startswith("comparing") and publisher.process is not None:
             publisher.process.send_signal(signal.SIGCONT)
 
     config = Config.model_validate(publisher.settings)
