@@ -29,10 +29,10 @@ from eventpub.ops.lookup import (
     with_times,
 )
 from eventpub.sink.records import timestamp
-from eventpub.sources.base import RowSeen
+from eventpub.sources.base import RowSeen, start_position
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.times import format_time, parse_time
+from eventpub.times import format_time
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ def _ask_publisher(config: Config, aggregate_id: str, partitions: int) -> _Publi
     is_running = state.is_running()
     kept = (state.read(state.progress_file) if is_running else state.read_progress()) or {}
     start = (state.read(state.start_file) or {}).get("position")
-    if start is None and config.read.start not in {"beginning", "now"}:
-        start = parse_time(config.read.start)
+    if start is None:
+        start = start_position(config.read, lambda: 0)
     position = kept.get("position")
     status = ask_running(state, "status")
     if status is not None and status["shards"] and partitions:
@@ -214,7 +214,7 @@ def _ask_publisher(config: Config, aggregate_id: str, partitions: int) -> _Publi
         position = shards.get(own) or position
     found, _ = pending(config, state, 0, (aggregate_id,))
     hold, skipped = next(iter(found.holds), None), found.skipped.get(aggregate_id, [])
-    return _Publisher(status is not None, position, int(start or 0), hold, skipped)
+    return _Publisher(status is not None, position, int(start), hold, skipped)
 
 
 def _known(config: Config, store: EventStore, aggregate_id: str, hold: Hold | None) -> range:

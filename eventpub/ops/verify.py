@@ -21,7 +21,7 @@ from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
-from eventpub.config import Config, Read, format_time, parse_time
+from eventpub.config import Config, Read, format_time
 from eventpub.errors import ConfigError, StateError, counted
 from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules
 from eventpub.ops.gaps import indexes, pending
@@ -35,6 +35,7 @@ from eventpub.ops.sides import (
 )
 from eventpub.ops.topic import PORTION, TopicReader
 from eventpub.sink.reading import Place
+from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 
@@ -295,23 +296,17 @@ def _read_state(config: Config, name: str) -> dict[str, Any]:
         return {}
 
 
-def _start(config: Config) -> int | None:
-    start = _read_state(config, "start.json").get("position")
-    if start is not None:
-        return int(start)
-    if config.read.start == "now":
-        return None
-    return 0 if config.read.start == "beginning" else parse_time(config.read.start)
-
-
 def _compared_range(
     config: Config, store: EventStore, first: int | None, last: int | None
 ) -> tuple[int, int, list[str]]:
     notes: list[str] = []
+    start = _read_state(config, "start.json").get("position")
     if first is not None:
         after = first - 1
-    elif (start := _start(config)) is not None:
-        after = start
+    elif start is not None:
+        after = int(start)
+    elif config.read.start != "now":
+        after = start_position(config.read, store.now)
     else:
         raise ConfigError(
             "verify.start_unknown",
