@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -36,7 +36,14 @@ _WARNINGS = {
 
 
 def publish(config: Config, *, available_now: bool) -> Report:
-    with watching(config) as view:
+    view: Panel | Lines = Lines()
+    shown: AbstractContextManager[None] = nullcontext()
+    if can_redraw() and config.ops.log != "json":
+        from eventpub.cli.terminal import in_place
+
+        view = Panel(f"{config.app.id}  {config.store.table} → {config.sink.topic}")
+        shown = in_place(view)
+    with shown:
         from eventpub.publisher import run
 
         end_if_asked()
@@ -67,18 +74,6 @@ def publish(config: Config, *, available_now: bool) -> Report:
     return Report(True, summary, result)
 
 
-@contextmanager
-def watching(config: Config) -> Iterator[Panel | Lines]:
-    if can_redraw() and config.ops.log != "json":
-        from eventpub.cli.terminal import in_place
-
-        panel = Panel(f"{config.app.id}  {config.store.table} → {config.sink.topic}")
-        with in_place(panel):
-            yield panel
-    else:
-        yield Lines()
-
-
 class Lines:
     def __init__(self, clock: Any = time.monotonic) -> None:
         self._log = structlog.get_logger("eventpub.run")
@@ -87,7 +82,8 @@ class Lines:
         self._written = float("-inf")
         self._done: list[int] = [0] * (len(COUNTERS) + 1)
         self._said: dict[str, tuple[float, int]] = {}
-        """By counter or error code: when it was last logged, and the count then, or since."""
+        """By counter or error code: when it was last logged, and the total then."""
+        self._errors: Counter[str] = Counter()
         self._last_error: str | None = None
         self._stops = False
 
@@ -99,29 +95,28 @@ class Lines:
         self._rate.add(now, progress.published)
         for name, message in _WARNINGS.items():
             total = getattr(progress, name)
-            said_at, said = self._said.get(name, (float("-inf"), 0))
-            if total > said and now - said_at >= WARNING_LINE_SECONDS:
-                self._said[name] = now, total
-                self._log.warning(message, count=total - said, total=total)
-        if progress.last_error and progress.last_error != self._last_error:
-            self._warn_of(progress.last_error, now)
-        self._last_error = progress.last_error
+            if count := self._since_said(name, total, now):
+                self._log.warning(message, count=count, total=total)
+        if (error := progress.last_error) and error != self._last_error:
+            code = error.partition(":")[0]
+            self._errors[code] += 1
+            if times := self._since_said(code, self._errors[code], now):
+                more = {"times_since_the_last_line": times - 1} if times > 1 else {}
+                self._log.warning("waiting before a retry", error=error, **more)
+        self._last_error = error
         done = [getattr(progress, name) for name in (*COUNTERS, "holds_open")]
         seconds = IDLE_LINE_SECONDS if done == self._done else LINE_SECONDS
         if progress.position and now - self._written >= seconds:
             self._log.info("progress", **_facts(progress), rate=round(self._rate.at(now), 1))
             self._written, self._done = now, done
 
-    def _warn_of(self, error: str, now: float) -> None:
-        """Log each error code at most once a minute."""
-        code = error.partition(":")[0]
-        said_at, times = self._said.get(code, (float("-inf"), 0))
-        if now - said_at < WARNING_LINE_SECONDS:
-            self._said[code] = said_at, times + 1
-            return
-        self._said[code] = now, 0
-        more = {"times_since_the_last_line": times} if times else {}
-        self._log.warning("waiting before a retry", error=error, **more)
+    def _since_said(self, name: str, total: int, now: float) -> int:
+        """By how much a total has grown since it was logged; 0: wait, or nothing is new."""
+        at, before = self._said.get(name, (float("-inf"), 0))
+        if total <= before or now - at < WARNING_LINE_SECONDS:
+            return 0
+        self._said[name] = now, total
+        return total - before
 
 
 def _facts(progress: Progress) -> dict[str, Any]:
