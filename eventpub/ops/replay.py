@@ -111,7 +111,7 @@ def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None)
         spill_folder() as folder,
         closing(_Order(folder)) as order,
     ):
-        partitions = _topic(config, what.topic)
+        places = [(what.topic, number) for number in range(_topic(config, what.topic))]
         sink = config.sink.model_copy(update={"topic": what.topic, "delivery": "exactly_once"})
         poll = store.poll(what.first - 1, 0, 1, at_most=what.last)
         if poll.page_end is not None:
@@ -119,7 +119,8 @@ def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None)
         config = config.model_copy(update={"sink": sink})
         with no_space_is_named():
             order.read(what, store)
-        return _Replay(config, what, store, order, partitions).run(on_progress)
+        result = Replayed(what.named(config.app.id))
+        return _Replay(config, what, store, order, places, result).run(on_progress)
 
 
 class _Order:
@@ -161,19 +162,17 @@ class _Order:
                 yield page
 
 
+@dataclass
 class _Replay:
-    def __init__(
-        self, config: Config, what: Range, store: EventStore, order: _Order, partitions: int
-    ) -> None:
-        self._config = config
-        self._what = what
-        self._store = store
-        self._order = order
-        self._places: list[Place] = [(what.topic, number) for number in range(partitions)]
-        self._read_to: dict[Place, int] = {}
-        self._on_topic = 0
-        self._result = Replayed(what.named(config.app.id))
-        self._refused: set[Key] = set()
+    _config: Config
+    _what: Range
+    _store: EventStore
+    _order: _Order
+    _places: list[Place]
+    _result: Replayed
+    _read_to: dict[Place, int] = field(default_factory=dict)
+    _on_topic: int = 0
+    _refused: set[Key] = field(default_factory=set)
 
     def run(self, on_progress: Progress) -> Replayed:
         config, result, failures, reached = self._config, self._result, 0, -1
@@ -219,7 +218,10 @@ class _Replay:
                     writer.publish(Content(rows))
                 except RecordRefusedError as refused:
                     for row in sorted(refused.rows):
-                        self._refuse(_keys(rows)[row], refused.reason)
+                        key = _keys(rows)[row]
+                        self._refused.add(key)
+                        self._name(key, refused.reason)
+                    result.refused = len(self._refused)
                     raise
                 result.events += rows.num_rows
                 result.transactions += 1
@@ -242,11 +244,6 @@ class _Replay:
                 times = pa.array([page[turn][2] for turn in order], pa.int64())
                 place = EVENTS.get_field_index("create_time")
                 yield table.set_column(place, EVENTS.field(place), times)
-
-    def _refuse(self, key: Key, reason: str) -> None:
-        self._refused.add(key)
-        self._result.refused += 1
-        self._name(key, reason)
 
     def _name(self, key: Sequence[Any], reason: str) -> None:
         if len(self._result.examples) < _MOST_SHOWN:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -145,20 +146,16 @@ class _StoppedError(Exception):
     """Another thread or the caller failed."""
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        store: EventStore,
-        reader: TopicReader,
-        sides: Sides,
-        rules: Rules,
-        on_progress: OnProgress,
-    ) -> None:
-        self._store, self._reader, self._sides = store, reader, sides
-        self._rules, self._on_progress = rules, on_progress
-        self._stop = Event()
-        self._rows = 0
-        self._done = {"store": 0.0, "topic": 0.0}
+    _store: EventStore
+    _reader: TopicReader
+    _sides: Sides
+    _rules: Rules
+    _on_progress: OnProgress
+    _stop: Event = field(default_factory=Event)
+    _rows: int = 0
+    _done: dict[str, float] = field(default_factory=lambda: {"store": 0.0, "topic": 0.0})
 
     def compare(self, spans: Mapping[Place, tuple[int, int]], wait: float) -> Verdict:
         doing = "reading store and topic"
