@@ -127,10 +127,8 @@ class Pages:
         self._local: Listener | None = None
         self._public: Listener | None = None
         self._guard = Guard(config.ops)
-        self._lists = {
-            "/gaps": CachedList(self._list, _LISTS_SHARE),
-            "/recorded": CachedList(lambda: json_reply(recorded(config)), _RECORDED_SHARE),
-        }
+        self._open_gaps = CachedList(self._list, _LISTS_SHARE)
+        ended = CachedList(lambda: json_reply(recorded(config)), _RECORDED_SHARE)
         self._tracing = threading.Lock()
         self._routes: dict[str, tuple[str, Access, Endpoint]] = {
             "/healthz": ("GET", "open", self._healthz),
@@ -140,7 +138,7 @@ class Pages:
             "/history": ("GET", "open", lambda _: json_reply(list(self.history))),
             "/config": ("GET", "open", lambda _: json_reply(effective(config))),
             "/gaps": ("GET", "open", self._gaps),
-            "/recorded": ("GET", "open", lambda _: self._lists["/recorded"].get()),
+            "/recorded": ("GET", "open", lambda _: ended.get()),
             "/gap": ("GET", "token", self._gap),
             "/trace": ("GET", "token", self._trace),
             "/pause": ("POST", "token", lambda asked: self._set_paused(asked, True)),
@@ -244,7 +242,7 @@ class Pages:
     def _gaps(self, _: Asked) -> Reply:
         if not self._source.status()["holds_open"]:
             return json_reply({"open": [], "open_count": 0})
-        return self._lists["/gaps"].get()
+        return self._open_gaps.get()
 
     def _list(self) -> Reply:
         request = Request(secrets.token_hex(8), "list", most=_MOST_SHOWN)

@@ -55,18 +55,16 @@ def find(config: Config) -> Standing:
     if kept is not None and not _is_document(kept):  # by another version
         kept = None
         damaged.append(state.status_file)
-    names = tuple(str(file) for file in damaged)
     kind = kind_without_answer(state)
-    if kind == "silent" and kept is not None and kept["state"] != "stopped":
+    is_over = kept is None or kept["state"] == "stopped"
+    starts_paused = False
+    if kind == "silent" and kept is not None and not is_over:
         kept = unanswered(kept, state.beat_at(), time.time())
-    if kind in {"starting", "silent"}:
-        return Standing(kind, kept, damaged=names)
-    if not state.was_used():
-        return Standing("never", None)
-    progress = state.read(state.progress_file)
-    if kept is not None and kept["state"] != "stopped":
-        kept |= {"state": "killed", "is_alive": False}
-    return Standing("stopped", kept, bool(progress and progress.get("is_paused")), names)
+    elif kind == "stopped":
+        starts_paused = bool((state.read(state.progress_file) or {}).get("is_paused"))
+        if kept is not None and not is_over:
+            kept |= {"state": "killed", "is_alive": False}
+    return Standing(kind, kept, starts_paused, tuple(map(str, damaged)))
 
 
 def kind_without_answer(state: StateDir) -> str:
