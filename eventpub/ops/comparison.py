@@ -23,29 +23,6 @@ MOST_LOOKED_UP = 10_000
 _MOST_HELD = 200_000
 """Most missing events of which the held ones are found; they are compared in memory."""
 
-LookUp = Callable[[Sequence[tuple[str, int]]], Collection[tuple[str, int]]]
-"""Returns those of the given events that are in the store now, whatever their time."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What counts as a difference.
-
-    Args:
-        numbers: of the topic's partitions, earlier numbers first.
-        clock_changes: when clocks go back, and by how much, µs. Rows of the hour before or after
-            are read at both possible times, and published with one of them.
-        held: the first missing version of those of some aggregates that the publisher holds; None:
-            unknown, so that events created at or after `held_since`, µs, may wait for one.
-    """
-
-    numbers: Sequence[int]
-    late_policy: str = "publish"
-    clock_changes: Collection[tuple[int, int]] = ()
-    first_version: int = 1
-    held_since: int = 0
-    held: Callable[[Collection[str]], Mapping[str, int] | None] = lambda _: None
-
 
 _HASH = "hash(version, create_time, payload, type, metadata)::HUGEINT"
 
@@ -154,26 +131,38 @@ WHERE why = 'missing' ORDER BY absent.id, absent.version
 _AT = 'id, version, create_time, partition, "offset"'
 
 
+@dataclass
 class Comparison:
-    """Compares both sides in the verdict's range, and adds the differences to the verdict.
+    """Compares both sides; what counts as a difference.
 
-    `look_up` asks the store again for events that were absent when it was read.
+    Args:
+        numbers: of the topic's partitions, earlier numbers first.
+        look_up: returns those of some events that are in the store now, whatever their time.
+        clock_changes: when clocks go back, and by how much, µs. Rows of the hour before or after
+            are read at both possible times, and published with one of them.
+        held: the first missing version of those of some aggregates that the publisher holds; None:
+            unknown, so that events created at or after `held_since`, µs, may wait for one.
     """
 
-    def __init__(self, sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> None:
-        self._sides, self._verdict = sides, verdict
-        self._rules, self._look_up = rules, look_up
-        self._range = {"first": verdict.first, "last": verdict.last}
-        self._fits = [f"partition = crc % {number}" for number in rules.numbers]
+    sides: Sides
+    numbers: Sequence[int]
+    look_up: Callable[[Sequence[tuple[str, int]]], Collection[tuple[str, int]]]
+    late_policy: str = "publish"
+    clock_changes: Collection[tuple[int, int]] = ()
+    first_version: int = 1
+    held_since: int = 0
+    held: Callable[[Collection[str]], Mapping[str, int] | None] = lambda _: None
 
     def run(self) -> None:
-        self._run(_SUSPECT, self._range | {"partitions": self._rules.numbers[-1]})
+        """Compare what the sides have now; the result is `verdict`."""
+        verdict = self.verdict = Verdict(self.sides.after + 1, self.sides.upto)
+        accounted, within = verdict.accounted, {"first": verdict.first, "last": verdict.last}
+        self._run(_SUSPECT, within | {"partitions": self.numbers[-1]})
         self._run(_TABLES)
-        verdict, accounted = self._verdict, self._verdict.accounted
         [[equal]] = self._run("SELECT count(*) FROM store ANTI JOIN suspect USING (id)")
         self._doubled()
         [[others]] = self._run("SELECT count(*) FROM s")
-        self._run(_RECORDS, self._range)
+        self._run(_RECORDS, within)
         [[records, late]] = self._run(
             f"SELECT count(*), count(*) FILTER (nth = 1 AND kind = {LATE}) FROM record"
         )
@@ -187,10 +176,14 @@ class Comparison:
         self._missing()
         for kind, count in self._run("SELECT kind, count(*) FROM difference GROUP BY kind"):
             verdict.counts[kind] = count
-            verdict.examples[kind] = list(self._sides.differences(kind, SHOWN))
+            verdict.examples[kind] = list(self.sides.differences(kind, SHOWN))
+
+    @property
+    def _fits(self) -> list[str]:
+        return [f"partition = crc % {number}" for number in self.numbers]
 
     def _run(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        return self._sides.database.execute(sql, values).fetchall()
+        return self.sides.database.execute(sql, values).fetchall()
 
     def _find(self, kind: str, select: str) -> None:
         self._run(f"INSERT INTO difference SELECT '{kind}', * FROM ({select})")
@@ -200,16 +193,16 @@ class Comparison:
         if rows:
             columns = zip(*rows, strict=True)
             found = pa.table(dict(zip(names.split(), map(list, columns), strict=True)))
-            self._sides.database.register("found", found)
+            self.sides.database.register("found", found)
             self._run(sql)
-            self._sides.database.unregister("found")
+            self.sides.database.unregister("found")
 
     def _doubled(self) -> None:
         """Keep one row of each version; others are dead letters or differences."""
-        backs = [0, *(back for _, back in self._rules.clock_changes)]
+        backs = [0, *(back for _, back in self.clock_changes)]
         self._run(_DOUBLED.replace("$backs", str(backs)))
         [[dead]] = self._run("SELECT count(*) FROM other WHERE note = 'dead'")
-        self._verdict.accounted["dead"] += dead
+        self.verdict.accounted["dead"] += dead
         self._find(
             "doubled",
             "SELECT id, version, create_time, NULL, NULL, note FROM other"
@@ -219,7 +212,7 @@ class Comparison:
     def _altered(self) -> None:
         columns = ("payload", "type", "create_time", "metadata")
         differs = {name: f"{name} <> row_{name}" for name in columns}
-        for change, back in self._rules.clock_changes:
+        for change, back in self.clock_changes:
             differs["create_time"] += (
                 f" AND NOT (row_create_time BETWEEN {change - back} AND {change + back - 1}"
                 f" AND create_time IN (row_create_time - {back}, row_create_time + {back}))"
@@ -236,8 +229,8 @@ class Comparison:
     def _extra(self) -> None:
         without_row = f"SELECT {_AT}, 'not in the store' FROM record WHERE nth = 1 AND NOT has_row"
         asked = self._run(f"{without_row} ORDER BY create_time LIMIT {MOST_LOOKED_UP}")
-        arrived = list(self._look_up([row[:2] for row in asked]))
-        self._verdict.accounted["arrived"] = len(arrived)
+        arrived = list(self.look_up([row[:2] for row in asked]))
+        self.verdict.accounted["arrived"] = len(arrived)
         self._find("extra", without_row)
         self._run_with(
             arrived,
@@ -263,14 +256,14 @@ class Comparison:
         self._find("out_of_order", f"SELECT {_AT}, 'after a later version' FROM {behind}")
 
     def _missing(self) -> None:
-        is_dropped = self._rules.late_policy == "drop"
+        is_dropped = self.late_policy == "drop"
         self._run(_ABSENT, {"skipped": "dropped" if is_dropped else "skipped"})
         counts = dict(self._run("SELECT why, count(*) FROM absent GROUP BY why"))
         for why in ("dead", "diverted", "dropped"):
-            self._verdict.accounted[why] += counts.get(why, 0)
+            self.verdict.accounted[why] += counts.get(why, 0)
         if counts.get("missing", 0) > _MOST_HELD:
             text = f"more than {_MOST_HELD:,} events are missing; some may only be held"
-            self._verdict.notes.append(text)
+            self.verdict.notes.append(text)
         elif "missing" in counts:
             self._run_with(
                 self._held(self._run(_AWAITED)),
@@ -290,14 +283,13 @@ class Comparison:
 
         `rows` are id, version, `create_time`, and the highest known lower version or None.
         """
-        rules = self._rules
         asked = [
             (aggregate_id, version - 1)
             for aggregate_id, version, _, below in rows
-            if version > rules.first_version and below != version - 1
+            if version > self.first_version and below != version - 1
         ]
-        lacking = set(asked) - set(self._look_up(asked))
-        known = rules.held({aggregate_id for aggregate_id, _ in lacking}) if lacking else {}
+        lacking = set(asked) - set(self.look_up(asked))
+        known = self.held({aggregate_id for aggregate_id, _ in lacking}) if lacking else {}
         held, waiting, previous, note = [], None, None, ""
         for aggregate_id, version, created, below in rows:
             if (aggregate_id, version - 1) in lacking:
@@ -306,7 +298,7 @@ class Comparison:
             elif version - 1 != previous:  # which does not wait
                 waiting = None
             if known is None:
-                is_held = created >= rules.held_since
+                is_held = created >= self.held_since
             else:
                 is_held = version > known.get(aggregate_id, version)
             waiting = waiting if is_held else None

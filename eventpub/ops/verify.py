@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from eventpub.config import Config, Read, format_time
 from eventpub.errors import ConfigError, StateError, counted
-from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison, Rules
+from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison
 from eventpub.ops.gaps import indexes, pending
 from eventpub.ops.sides import (
     KINDS,
@@ -88,18 +88,20 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     ):
         after, upto, notes = _compared_range(config, store, first, last)
         spans = reader.spans()
-        rules = Rules(
-            numbers=(*(n for n in former if n not in {None, reader.partitions}), reader.partitions),
-            late_policy=config.gaps.late,
-            clock_changes=layout.clock.repeated,
-            first_version=config.store.first_version,
-            held_since=_held_since(config, store.now()),
-            held=partial(_held, config),
-        )
+        numbers = *(n for n in former if n not in {None, reader.partitions}), reader.partitions
         with Sides(folder, after, upto) as sides:
-            run = _Run(store, reader, sides, rules, on_progress)
+            comparison = Comparison(
+                sides,
+                numbers,
+                store.existing,
+                late_policy=config.gaps.late,
+                clock_changes=layout.clock.repeated,
+                first_version=config.store.first_version,
+                held_since=_held_since(config, store.now()),
+                held=partial(_held, config),
+            )
             with no_space_is_named():
-                verdict = run.compare(spans, wait)
+                verdict = _Run(store, reader, comparison, on_progress).compare(spans, wait)
             if listed is not None:
                 _write_differences(listed, sides)
         verdict.notes = notes
@@ -112,7 +114,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             f"{len(reader.truncated)} partitions of the topic no longer have their first records"
             " (retention): what was published there counts as missing unless --from is later"
         )
-    if len(rules.numbers) == 1 and any("partition" in d.note for d in verdict.examples["altered"]):
+    if len(numbers) == 1 and any("partition" in d.note for d in verdict.examples["altered"]):
         verdict.notes.append(
             "records are not in their key's partition: if partitions were added and the"
             " publisher's state was lost since, compare what came later: --from"
@@ -150,8 +152,7 @@ class _StoppedError(Exception):
 class _Run:
     _store: EventStore
     _reader: TopicReader
-    _sides: Sides
-    _rules: Rules
+    _comparison: Comparison
     _on_progress: OnProgress
     _stop: Event = field(default_factory=Event)
     _rows: int = 0
@@ -182,14 +183,11 @@ class _Run:
         return verdict
 
     def _compared(self) -> Verdict:
-        sides = self._sides
-        verdict = Verdict(sides.after + 1, sides.upto)
-        compared = Comparison(sides, verdict, self._rules, self._store.existing)
-        self._beside("comparing", compared.run)
-        return verdict
+        self._beside("comparing", self._comparison.run)
+        return self._comparison.verdict
 
     def _read_store(self) -> None:
-        sides = self._sides
+        sides = self._comparison.sides
         begin: int | None = None
         portion: list[pa.Table] = []
         for batch in self._store.window(sides.after, sides.upto, None):
@@ -207,7 +205,7 @@ class _Run:
     def _read_topic(self, spans: Mapping[Place, tuple[int, int]]) -> None:
         offsets = sum(end - first for first, end in spans.values())
         for records in self._reader.read(spans, self._check_stopped):
-            self._sides.add("topic", [records])
+            self._comparison.sides.add("topic", [records])
             self._done["topic"] = min(1.0, self._reader.records / max(1, offsets))
         self._done["topic"] = 1.0
 
@@ -229,7 +227,7 @@ class _Run:
                     self._say(doing)
             except BaseException:
                 self._stop.set()
-                self._sides.database.interrupt()
+                self._comparison.sides.database.interrupt()
                 raise
 
     def _check_stopped(self) -> None:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ import pytest
 
 from eventpub.admission.model import EVENTS
 from eventpub.config import format_time
-from eventpub.ops.comparison import Comparison, LookUp, Rules
+from eventpub.ops.comparison import Comparison
 from eventpub.ops.sides import KINDS, Sides, Verdict, store_columns
 from eventpub.ops.topic import GAP, columns_of, hashes_of_metadata
 
@@ -116,16 +116,16 @@ class World:
     def verify(
         self,
         numbers: Sequence[int] = (PARTITIONS,),
-        look_up: LookUp = lambda _: (),
+        look_up: Callable[..., Collection[tuple[str, int]]] = lambda _: (),
         **rules: Any,
     ) -> Verdict:
-        verdict = Verdict(START - 1000, START + 1_000_000)
-        with Sides(Path(), verdict.first - 1, verdict.last) as sides:
+        with Sides(Path(), START - 1001, START + 1_000_000) as sides:
             sides.add("store", [store_columns(_batch(self.store))])
             for columns in self.topic:
                 sides.add("topic", [columns])
-            Comparison(sides, verdict, Rules(numbers, **rules), look_up).run()
-        return verdict
+            comparison = Comparison(sides, numbers, look_up, **rules)
+            comparison.run()
+        return comparison.verdict
 
 
 def _batch(events: Sequence[Event]) -> pa.RecordBatch:
@@ -519,8 +519,8 @@ _SECOND_ROWS = """
 import sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from eventpub.ops.comparison import Comparison, Rules
-from eventpub.ops.sides import Sides, Verdict
+from eventpub.ops.comparison import Comparison
+from eventpub.ops.sides import Sides
 n = 500_000
 with Sides(Path(sys.argv[1]), 0, n) as sides:
     for start in range(0, n, 50_000):
@@ -533,8 +533,9 @@ with Sides(Path(sys.argv[1]), 0, n) as sides:
         more = {"to_version": at * 0, "kind": at * 0, "offset": at, "faults": at * 0,
                 "partition": at * 0, "crc": at * 0, "payload": at}
         sides.add("topic", [pa.table(values | more)])
-    verdict = Verdict(1, n)
-    Comparison(sides, verdict, Rules([8]), lambda keys: ()).run()
+    comparison = Comparison(sides, [8], lambda keys: ())
+    comparison.run()
+    verdict = comparison.verdict
 assert verdict.counts == dict.fromkeys(verdict.counts, 0) | {"doubled": n}, verdict.counts
 """
 
@@ -548,8 +549,8 @@ _MEMORY = """
 import resource, sys, zlib
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from eventpub.ops.comparison import Comparison, Rules
-from eventpub.ops.sides import Sides, Verdict
+from eventpub.ops.comparison import Comparison
+from eventpub.ops.sides import Sides
 n, folder, lost = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 with Sides(folder, 0, n) as sides:
     for start in range(0, n, 50_000):
@@ -564,8 +565,9 @@ with Sides(folder, 0, n) as sides:
                 "partition": crc % 8, "crc": crc}
         records = pa.table({"id": ids} | values | more)
         sides.add("topic", [records.filter(pa.array(at % 1000 >= lost))])
-    verdict = Verdict(1, n)
-    Comparison(sides, verdict, Rules([8]), lambda keys: ()).run()
+    comparison = Comparison(sides, [8], lambda keys: ())
+    comparison.run()
+    verdict = comparison.verdict
 assert verdict.events == n and verdict.counts["missing"] == n * lost // 1000, verdict
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
