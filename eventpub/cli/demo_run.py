@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -87,9 +86,8 @@ def _folder(stack: ExitStack, keep: str | None) -> Path:
         folder = Path(keep).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-    folder = Path(tempfile.mkdtemp(prefix="eventpub-demo-"))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    made = tempfile.TemporaryDirectory(prefix="eventpub-demo-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(made))
 
 
 def _servers(stack: ExitStack, folder: Path) -> tuple[Database, Kafka]:
