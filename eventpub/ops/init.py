@@ -62,8 +62,6 @@ def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
     try:
         with file.open("w" if force else "x", encoding="utf-8") as out:
             out.write(_text(config, chosen, url, app_id, topic))
-    except FileExistsError:
-        raise _exists(file) from None
     except OSError as error:
         raise ConfigError(
             "init.not_writable",
@@ -109,17 +107,13 @@ def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> li
 
 def require_absent(file: Path) -> None:
     if file.exists():
-        raise _exists(file)
-
-
-def _exists(file: Path) -> ConfigError:
-    return ConfigError(
-        "init.file_exists",
-        f"{file} already exists",
-        where="--output",
-        suggestion=f"to check it: eventpub doctor --config {file}; to write another one, name it"
-        " with --output, or write over it with --force",
-    )
+        raise ConfigError(
+            "init.file_exists",
+            f"{file} already exists",
+            where="--output",
+            suggestion=f"to check it: eventpub doctor --config {file}; to write another one, name"
+            " it with --output, or write over it with --force",
+        )
 
 
 def _chosen(found: Proposal, table: str | None) -> Candidate:
