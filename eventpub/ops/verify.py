@@ -104,7 +104,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
                 verdict = _Run(store, reader, comparison, on_progress).compare(spans, wait)
             if listed is not None:
                 _write_differences(listed, sides)
-        verdict.notes = notes
+        verdict.notes = notes + verdict.notes
         if last is None:
             progress = _read_state(config, "progress.json")  # its current content
             verdict.behind = behind(store, config.read, progress, verdict.last)
