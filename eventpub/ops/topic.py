@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ _EMPTY_HASH = hash(frozenset())
 _ENVELOPE = 7  # the headers that every event has
 _CALL_SECONDS = 8.0
 _STALL_SECONDS = 60.0
+_SETTLED_WITHIN = 15.0
+"""Seconds to wait for open transactions."""
 _CHUNK, PORTION = 2_000, 30_000
 """Records parsed together: in larger chunks the headers take too much memory; and yielded."""
 _MARGIN_MS = 60_000
@@ -56,12 +59,12 @@ _YEAR_3000 = 32_503_680_000_000
 """Milliseconds; a record's writer may set any timestamp."""
 
 
+@dataclass
 class TopicReader:
     """Reads a publisher's topics once, up to their current ends.
 
     Args:
         app_id: the application's; every event names it.
-        patience: seconds to wait for open transactions.
         first: µs: lowest `create_time` of events and timestamp of foreign records that count; the
             topic is read from there; None: from its first record.
         last: highest timestamp of foreign records that count, µs; None: no bound.
@@ -70,28 +73,23 @@ class TopicReader:
         truncated: partitions whose first records are gone, possibly some of the range.
     """
 
-    def __init__(
-        self,
-        sink: config.Sink,
-        app_id: str,
-        patience: float = 15.0,
-        *,
-        first: int | None = None,
-        last: int | None = None,
-    ) -> None:
-        self._clients, self._sink = Clients(sink), sink
-        self._patience = patience
-        self._first, self._last = first, last
-        self._app_id = app_id
+    sink: config.Sink
+    app_id: str
+    first: int | None = None
+    last: int | None = None
+    partitions: int = 0
+    truncated: set[int] = field(default_factory=set)
+    records: int = 0
+
+    def __post_init__(self) -> None:
+        sink = self.sink
+        self._clients = Clients(sink)
         self._kinds = {
             sink.topic: EVENT,
             sink.dead_topic: DEAD,
             sink.late_topic: DIVERTED,
             sink.gaps_topic: GAP,
         }
-        self.partitions = 0
-        self.truncated: set[int] = set()
-        self.records = 0
 
     def spans(self) -> dict[Place, tuple[int, int]]:
         """Start and end offset of each partition, once no transaction is open below the end.
@@ -99,16 +97,16 @@ class TopicReader:
         Raises:
             SinkError: sink.hanging_transaction; others of `sink.check_topics`
         """
-        sink, clients = self._sink, self._clients
+        sink, clients = self.sink, self._clients
         counts = partition_counts(clients, _CALL_SECONDS)
         self.partitions = counts.get(sink.topic, 0)
         if not self.partitions:
             raise topic_missing(sink, sink.topic)
         places = [(name, n) for name in self._kinds for n in range(counts.get(name, 0))]
         kept = list_offsets(clients, places, "earliest", timeout=_CALL_SECONDS)
-        ends = committed_ends(clients, places, self._patience)
+        ends = committed_ends(clients, places, _SETTLED_WITHIN)
         starts = kept
-        if self._first is not None and (since := self._first // 1000 - _MARGIN_MS) > 0:
+        if self.first is not None and (since := self.first // 1000 - _MARGIN_MS) > 0:
             # A record's timestamp is the `create_time` of its event. Side topics are read whole:
             # their records have the time at which they were written.
             events = [place for place in places if place[0] == sink.topic]
@@ -137,7 +135,7 @@ class TopicReader:
                 self._clients, ranges, most=_CHUNK, timeout=_STALL_SECONDS, meanwhile=meanwhile
             ):
                 self.records += len(chunk)
-                table, others = columns_of(chunk, kind, self._app_id)
+                table, others = columns_of(chunk, kind, self.app_id)
                 portion.append(table)
                 others = [o for o in others if self._is_in_range(o[0].timestamp()[1] * 1000)]
                 if others:
@@ -149,8 +147,8 @@ class TopicReader:
                 yield pa.concat_tables(portion)
 
     def _is_in_range(self, timestamp: int) -> bool:
-        is_before = self._first is not None and timestamp + 999 < self._first
-        is_after = self._last is not None and timestamp > self._last
+        is_before = self.first is not None and timestamp + 999 < self.first
+        is_after = self.last is not None and timestamp > self.last
         return timestamp <= 0 or not (is_before or is_after)
 
 

@@ -56,7 +56,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     first: int | None = None,
     last: int | None = None,
     differences: Path | None = None,
-    patience: float = 15.0,
     wait: float = 10.0,
     on_progress: OnProgress = lambda *_: None,
 ) -> Verdict:
@@ -67,7 +66,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         last: compare events created at or before, µs; None: up to the publisher's position, or to
             the boundary if its state cannot be read.
         differences: file for all differences, one JSON object per line.
-        patience: seconds to wait for open transactions on the topic.
         wait: seconds to wait for missing events, if few: a row that is committed late is published
             seconds after it becomes visible.
     """
@@ -80,7 +78,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     # an event of an hour that the clocks repeat may have its other time on the topic
     longest = max((back for _, back in layout.clock.repeated), default=0)
     since = None if first is None else first - longest
-    reader = TopicReader(config.sink, config.app.id, patience, first=since, last=last)
+    reader = TopicReader(config.sink, config.app.id, first=since, last=last)
     with (
         nullcontext() if differences is None else _opened(differences) as listed,
         spill_folder() as folder,
