@@ -12,7 +12,6 @@ from eventpub.errors import counted, named_versions
 
 if TYPE_CHECKING:
     from eventpub.config import Config
-    from eventpub.ops.status import Standing
 
 _KEYS = "app.id", "app.state_dir", "ops.log"
 KINDS = {
@@ -33,32 +32,27 @@ def status(config: Config) -> Report:
     If none runs, the last known status and why it ended. Exit status 1 if none runs or a check
     fails.
     """
+    from eventpub.coordinator.status import is_ready
     from eventpub.ops.status import find
     from eventpub.state import WITHOUT_FILES
 
-    standing = find(config)
-    summary = _standing(standing)
-    if standing.starts_paused:
+    found = find(config)
+    summary = _standing(found["kind"], found["status"])
+    if found["starts_paused"]:
         summary += "; the next one starts paused"
-    if standing.damaged:
-        files = ", ".join(standing.damaged)
+    if found["damaged"]:
+        files = ", ".join(found["damaged"])
         summary += f"; cannot be read: {files}; to fix it: {WITHOUT_FILES}"
-    result = {
-        "running": standing.kind == "running",
-        "kind": standing.kind,
-        "starts_paused": standing.starts_paused,
-        "damaged": list(standing.damaged),
-        "status": standing.document,
-    }
-    return Report(standing.is_well, summary, result, _parts(standing))
+    is_well = found["running"] and is_ready(found["status"])
+    return Report(is_well, summary, found, _parts(found["kind"], found["status"]))
 
 
-def _standing(standing: Standing) -> str:
-    words, found = KINDS[standing.kind], standing.document
+def _standing(kind: str, found: dict[str, Any] | None) -> str:
+    words = KINDS[kind]
     if found is None:
         unknown = "no publisher runs, and how the last one ended is not known"
-        return unknown if standing.kind == "stopped" else words
-    match standing.kind, found["state"]:
+        return unknown if kind == "stopped" else words
+    match kind, found["state"]:
         case "silent", "not answering":
             return f"{words}; {found['checks'][0]['message'].partition(':')[0]}"
         case "stopped", "killed":
@@ -85,8 +79,7 @@ def _behind(found: dict[str, Any]) -> str:
     return f"{lag}, {counted(unread, 'event')}{or_more} to read"
 
 
-def _parts(standing: Standing) -> list[Part]:
-    found = standing.document
+def _parts(kind: str, found: dict[str, Any] | None) -> list[Part]:
     if found is None or "checks" not in found:  # the first start has failed
         return []
     known = {
@@ -96,12 +89,12 @@ def _parts(standing: Standing) -> list[Part]:
         "as_of": found["at"],
         "position": found["position"],
     }
-    if standing.kind == "running":
+    if kind == "running":
         known["rate"] = f"{found['rates']['published'] or 0:,.0f} events/s"
     counts = {name: f"{number:,}" for name, number in found["counters"].items() if number}
     shards = "shard where position lag_seconds holds published last_error"
     # of one that ended as it was asked to, they say what its end interrupted
-    is_over = (standing.kind, found["state"]) == ("stopped", "stopped") and not found["stopped_by"]
+    is_over = (kind, found["state"]) == ("stopped", "stopped") and not found["stopped_by"]
     checks = [] if is_over else found["checks"]
     return [
         facts(known | counts),
@@ -169,39 +162,28 @@ def gaps_list(config: Config, limit: int) -> Report:
     Without a running publisher, the last known ones. Exit status 1 while any aggregate waits.
     """
     from eventpub.ops.gaps import find
-    from eventpub.ops.lookup import with_times
 
-    found = find(config, limit)
-    summary = counted(found.open_count, "aggregate is held", "aggregates are held") + ", "
-    if found.unread is None:
-        missing = sum(still for _, still in found.skipped)
-        of = "" if found.skipped_count <= limit else f" of the last {limit}"
-        summary += counted(found.skipped_count, "skip is recorded", "skips are recorded")
+    found, unread = find(config, limit)
+    summary = counted(found["open_count"], "aggregate is held", "aggregates are held") + ", "
+    if unread is None:
+        count, missing = found["skipped_count"], sum(s["still_missing"] for s in found["skipped"])
+        of = "" if count <= limit else f" of the last {limit}"
+        summary += counted(count, "skip is recorded", "skips are recorded")
         summary += f" ({missing}{of} still missing)"
     else:
-        why = f"{found.unread.code}: {found.unread.message}"
-        summary += f"the recorded skips cannot be read: {why}"
-    if found.requests:
-        waiting = counted(len(found.requests), "request waits", "requests wait")
+        summary += f"the recorded skips cannot be read: {unread.code}: {unread.message}"
+    if found["requests"]:
+        waiting = counted(len(found["requests"]), "request waits", "requests wait")
         summary += f", {waiting} for a publisher"
-    if found.kind != "running":
-        summary += f"; {KINDS[found.kind]}"
-    result: dict[str, Any] = {
-        "running": found.kind == "running",
-        "kind": found.kind,
-        "open": [with_times(hold) for hold in found.open],
-        "open_count": found.open_count,
-        "skipped": found.skips(),
-        "skipped_count": found.skipped_count,
-        "requests": [_request(request) for request in found.requests],
-    }
+    if not found["running"]:
+        summary += f"; {KINDS[found['kind']]}"
     return Report(
-        not found.open_count and found.unread is None,
+        not found["open_count"] and unread is None,
         summary,
-        result,
-        [part for kind in _COLUMNS for part in table(result[kind], _COLUMNS[kind], kind)],
-        status=None if found.unread is None else found.unread.exit_status,
-        error=found.unread,
+        found,
+        [part for kind in _COLUMNS for part in table(found[kind], _COLUMNS[kind], kind)],
+        status=None if unread is None else unread.exit_status,
+        error=unread,
     )
 
 
@@ -252,21 +234,16 @@ def gaps_skip(config: Config, aggregate_id: str, yes: bool, later: bool) -> Repo
 @configured(*_KEYS)
 def gaps_cancel(config: Config, request_or_aggregate_id: str) -> Report:
     """Withdraw requests kept by --later. One by its id, or all of an aggregate."""
-    from eventpub.ops.gaps import cancel
+    from eventpub.ops.gaps import cancel, shown_request
     from eventpub.state import StateDir
 
     is_running = StateDir(config.app.state_dir).is_running()
-    cancelled = [_request(r) for r in cancel(config, request_or_aggregate_id)]
+    cancelled = [shown_request(r) for r in cancel(config, request_or_aggregate_id)]
     done = counted(len(cancelled), "request was withdrawn", "requests were withdrawn")
     if is_running:
         done += ", unless already under way"
     summary = f"{request_or_aggregate_id}: {done if cancelled else 'no request waits'}"
     return Report(bool(cancelled), summary, {"cancelled": cancelled})
-
-
-def _request(request: Any) -> dict[str, Any]:
-    shown = {name: getattr(request, name) for name in ("id", "action", "aggregate_id")}
-    return shown | {"from_version": request.version, "to_version": request.to_version}
 
 
 def _acted(

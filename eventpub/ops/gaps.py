@@ -9,7 +9,6 @@ import heapq
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,33 +27,17 @@ _LIST_TIMEOUT = 5.0
 """Seconds. Shards that do not answer in time, as during a broker outage, are read from the disk."""
 
 
-@dataclass(frozen=True)
-class Gaps:
-    """Missing versions, as far as the publisher knows.
-
-    Attributes:
-        open: aggregates that wait, longest first; `open_count` is the total.
-        skipped: recorded skips, latest first, each with whether any of its versions is still
-            missing from the topic; empty if the topic cannot be read. `skipped_count` is the total.
-    """
-
-    open: list[Hold]
-    open_count: int
-    skipped: list[tuple[SkippedGap, bool]]
-    skipped_count: int
-    requests: list[Request]
-    unread: SinkError | None = None
-    kind: str = "running"
-
-    def skips(self) -> list[dict[str, Any]]:
-        return [with_times(gap) | {"still_missing": still} for gap, still in self.skipped]
-
-
 DONE = {"found", "nothing is missing", "skipped", "kept"}
 """Outcomes of a request that was done, will be done, or was not needed."""
 
 
-def find(config: Config, limit: int) -> Gaps:
+def find(config: Config, limit: int) -> tuple[dict[str, Any], SinkError | None]:
+    """Missing versions, as far as the publisher knows: `eventpub gaps list --json`.
+
+    Returns:
+        Up to `limit` holds, longest first, and recorded skips, latest first; and why the skips
+        could not be read.
+    """
     state = StateDir(config.app.state_dir)
     unread: SinkError | None = None
     recorded: list[SkippedGap] = []
@@ -70,15 +53,21 @@ def find(config: Config, limit: int) -> Gaps:
         ranges = found.skipped.get(gap.aggregate_id, ())
         return any(first <= gap.to_version and gap.from_version <= last for first, last in ranges)
 
-    return Gaps(
-        open=sorted(found.holds, key=lambda hold: hold.first_seen)[:limit],
-        open_count=found.count,
-        skipped=[(gap, is_missing(gap)) for gap in recorded],
-        skipped_count=skipped_count,
-        requests=state.kept(),
-        unread=unread,
-        kind="running" if is_running else kind_without_answer(state),
-    )
+    holds = sorted(found.holds, key=lambda hold: hold.first_seen)[:limit]
+    return {
+        "running": is_running,
+        "kind": "running" if is_running else kind_without_answer(state),
+        "open": [with_times(hold) for hold in holds],
+        "open_count": found.count,
+        "skipped": [with_times(gap) | {"still_missing": is_missing(gap)} for gap in recorded],
+        "skipped_count": skipped_count,
+        "requests": [shown_request(request) for request in state.kept()],
+    }, unread
+
+
+def shown_request(request: Request) -> dict[str, Any]:
+    shown = {name: getattr(request, name) for name in ("id", "action", "aggregate_id")}
+    return shown | {"from_version": request.version, "to_version": request.to_version}
 
 
 def _recorded(config: Config, limit: int) -> tuple[list[SkippedGap], int]:

@@ -320,12 +320,12 @@ def _aggregate_id(asked: Asked) -> str:
 
 
 def recorded(config: Config) -> dict[str, Any]:
-    gaps = find_gaps(config, _MOST_RECORDED)
-    if gaps.unread is not None:
-        raise gaps.unread
+    gaps, unread = find_gaps(config, _MOST_RECORDED)
+    if unread is not None:
+        raise unread
     dead = find_dead(config, limit=_MOST_RECORDED, timeout=_RECORDED_WITHIN, ask_store=False)
     letters = [letter.to_dict() for letter in dead.newest if letter.is_last]
-    found = {"skipped": gaps.skips(), "skipped_count": gaps.skipped_count}
+    found = {name: gaps[name] for name in ("skipped", "skipped_count")}
     return found | {"dead": letters, "dead_rows": dead.rows}
 
 

@@ -6,12 +6,12 @@ import getpass
 import os
 import socket
 import time
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from eventpub import __version__
 from eventpub.config import Config, format_time
-from eventpub.coordinator.status import is_ready, unanswered
+from eventpub.coordinator.status import unanswered
 from eventpub.errors import StateError
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
@@ -23,48 +23,40 @@ _PAUSED_WITHIN = 30.0
 """Seconds in which in-flight work is finished."""
 
 
-@dataclass(frozen=True)
-class Standing:
-    """A publisher's status.
+def find(config: Config) -> dict[str, Any]:
+    """A publisher's status: `eventpub status --json`.
 
-    Attributes:
+    Returns:
         kind: "running"; "starting"; "silent": runs, but does not answer; "stopped"; or "never":
             none has run on this state directory.
-        document: of `coordinator.status`; unless "running", the last recorded one, if any.
+        status: of `coordinator.status`; unless "running", the last recorded one, if any.
         starts_paused: none runs, and the next one starts paused.
         damaged: unreadable files of the state directory.
     """
-
-    kind: str
-    document: dict[str, Any] | None
-    starts_paused: bool = False
-    damaged: tuple[str, ...] = ()
-
-    @property
-    def is_well(self) -> bool:
-        return self.kind == "running" and self.document is not None and is_ready(self.document)
-
-
-def find(config: Config) -> Standing:
     state = StateDir(config.app.state_dir)
-    document = ask_running(state, "status", timeout=_ANSWERED_WITHIN)
-    if document is not None:
-        return Standing("running", document)
-    kept = state.read(state.status_file)
-    damaged = state.damaged()
-    if kept is not None and not _is_document(kept):  # by another version
-        kept = None
-        damaged.append(state.status_file)
-    kind = kind_without_answer(state)
-    is_over = kept is None or kept["state"] == "stopped"
+    kind, document = "running", ask_running(state, "status", timeout=_ANSWERED_WITHIN)
+    damaged: list[Path] = []
     starts_paused = False
-    if kind == "silent" and kept is not None and not is_over:
-        kept = unanswered(kept, state.beat_at(), time.time())
-    elif kind == "stopped":
-        starts_paused = bool((state.read(state.progress_file) or {}).get("is_paused"))
-        if kept is not None and not is_over:
-            kept |= {"state": "killed", "is_alive": False}
-    return Standing(kind, kept, starts_paused, tuple(map(str, damaged)))
+    if document is None:
+        document, damaged = state.read(state.status_file), state.damaged()
+        if document is not None and not _is_document(document):  # by another version
+            document = None
+            damaged.append(state.status_file)
+        kind = kind_without_answer(state)
+        is_over = document is None or document["state"] == "stopped"
+        if kind == "silent" and document is not None and not is_over:
+            document = unanswered(document, state.beat_at(), time.time())
+        elif kind == "stopped":
+            starts_paused = bool((state.read(state.progress_file) or {}).get("is_paused"))
+            if document is not None and not is_over:
+                document |= {"state": "killed", "is_alive": False}
+    return {
+        "running": kind == "running",
+        "kind": kind,
+        "starts_paused": starts_paused,
+        "damaged": [str(file) for file in damaged],
+        "status": document,
+    }
 
 
 def kind_without_answer(state: StateDir) -> str:

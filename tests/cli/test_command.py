@@ -458,7 +458,8 @@ def test_gaps_are_shown_in_words(configured: Path) -> None:
     before = (
         "import eventpub.ops.gaps as g\n"
         "gaps = [g.SkippedGap(a, 2, 3, 1, 2, 8, 'backoff') for a in ('gone', 'back')]\n"
-        "g.find = lambda *_: g.Gaps([], 0, list(zip(gaps, (True, False))), 2, [])"
+        "g._recorded = lambda *_: (gaps, 2)\n"
+        "g.pending = lambda *_: (g.Pending([], 0, {'gone': [(3, 3)]}), True)"
     )
     done = eventpub("gaps", "list", cwd=configured, before=before)
     assert done.returncode == 0, done.stderr
@@ -490,7 +491,8 @@ def test_a_width_that_is_none_is_as_if_it_was_not_set(
     before = (
         "import eventpub.ops.gaps as g\n"
         "gap = g.SkippedGap('order-' + 20 * '17', 2, 3, 1, 2, 8, 'backoff')\n"
-        "g.find = lambda *_: g.Gaps([], 0, [(gap, True)], 1, [])"
+        "g._recorded = lambda *_: ([gap], 1)\n"
+        "g.pending = lambda *_: (g.Pending([], 0, {}), True)"
     )
 
     def listed(**environ: str) -> str:

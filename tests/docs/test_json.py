@@ -13,10 +13,9 @@ import pytest
 from eventpub.admission.model import Hold, SkippedGap
 from eventpub.channel import Request
 from eventpub.cli import main
+from eventpub.index import Pending
 from eventpub.ops.dead import Letter, Letters
-from eventpub.ops.gaps import Gaps
 from eventpub.ops.lookup import Found
-from eventpub.ops.status import Standing
 from eventpub.ops.trace import Trace, Traced
 from eventpub.sources.base import RowSeen
 from tests.docs.pages import ROOT
@@ -54,10 +53,12 @@ def _answers(tmp_path: Path) -> Iterator[None]:
     request = Request("1", "skip", "a", 1, 1)
     traced = Traced(1, "published", "", [RowSeen(1, 1, "Placed", 2)], (RECORD,), HOLD, SKIP)
     found: dict[str, Any] = {
-        "status.find": Standing("running", document()),
-        "gaps.find": Gaps([HOLD], 1, [(SKIP, True)], 1, [request]),
+        "status.ask_running": document(),
+        "gaps._recorded": ([SKIP], 1),
+        "gaps.pending": (Pending([HOLD], 1, {}), True),
+        "gaps.StateDir.kept": [request],
         "dead.find": Letters(1, 1, [LETTER], is_whole=True),
-        "trace.trace": Trace("a", [traced], True, 1),
+        "trace.trace": Trace("a", [traced], True, None),
     }
     with commands_run_in(tmp_path) as patch:
         for name, value in given.items():
