@@ -53,7 +53,7 @@ class Traced:
     verdict: str
     note: str = ""
     stored: Sequence[RowSeen] = ()
-    found: tuple[Found, ...] = ()
+    records: tuple[Found, ...] = ()
     hold: Hold | None = None
     skip: SkippedGap | None = None
 
@@ -63,12 +63,9 @@ class Traced:
         return is_answered or (self.verdict == "skipped" and not self.stored)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "verdict": self.verdict,
-            "note": self.note,
+        return vars(self) | {
             "stored": shown_rows(self.stored),
-            "records": [shown_record(found) for found in self.found],
+            "records": [shown_record(found) for found in self.records],
             "hold": self.hold and with_times(self.hold),
             "skip": self.skip and with_times(self.skip),
         }
@@ -79,18 +76,18 @@ class Trace:
     """What was found of an aggregate.
 
     Attributes:
-        position: everything created at or before is accounted for, µs; None: unknown.
+        position: everything created at or before is accounted for; None: unknown.
         total: number of versions; `versions` are the last of them; None: unknown.
         is_whole: the topics were read as far as needed.
     """
 
     aggregate_id: str
     versions: list[Traced]
-    is_running: bool
-    position: int | None
+    publisher_is_running: bool
+    position: str | None
     notes: list[str] = field(default_factory=list)
     total: int | None = None
-    waits_for: tuple[int, int] | None = None
+    waits_for: dict[str, int] | None = None
     is_whole: bool = True
 
     @property
@@ -115,21 +112,14 @@ class Trace:
             of = "" if total is None else f" of {total:,}"
             text = f"the last {shown}{of} versions: {text}"
         if self.waits_for is not None:
-            text += f"; waits for {named_versions(*self.waits_for)}"
+            text += f"; waits for {named_versions(*self.waits_for.values())}"
         return f"{self.aggregate_id}: {text}"
 
     def to_dict(self) -> dict[str, Any]:
-        gap = self.waits_for
-        return {
-            "aggregate_id": self.aggregate_id,
-            "versions": [traced.to_dict() for traced in self.versions],
-            "counts": self.counts,
-            "total": self.total,
-            "waits_for": gap and {"from_version": gap[0], "to_version": gap[1]},
-            "publisher_is_running": self.is_running,
-            "position": None if self.position is None else format_time(self.position),
-            "notes": self.notes,
-        }
+        versions = [traced.to_dict() for traced in self.versions]
+        shown = vars(self) | {"versions": versions, "counts": self.counts}
+        del shown["is_whole"]
+        return shown
 
 
 def trace(
@@ -157,7 +147,7 @@ def trace(
 
         versions = last()
         stored, oldest = stored_rows(store, aggregate_id, versions)
-        waits_for = None if hold is None else missing_versions(store, hold)
+        gap = None if hold is None else missing_versions(store, hold)
     judge = _Judge(config, topics, publisher, now)
     if oldest is not None:
         letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]
@@ -181,11 +171,11 @@ def trace(
         aggregate_id,
         [judge(v, stored.get(v, ())) for v in versions],
         publisher.is_running,
-        publisher.position,
+        None if publisher.position is None else format_time(publisher.position),
         notes,
         # len() overflows at 2^63
         None if is_one else span.stop - span.start + sum(v not in span for v in topics.by_version),
-        waits_for,
+        gap and {"from_version": gap[0], "to_version": gap[1]},
         not topics.unread,
     )
 
