@@ -48,11 +48,7 @@ def can_redraw() -> bool:
 
 
 def printable(text: str) -> str:
-    return CONTROLS.sub(lambda found: escaped(found[0]), text)
-
-
-def escaped(character: str) -> str:
-    return f"\\x{ord(character):02x}" if character < "\u0100" else f"\\u{ord(character):04x}"
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def for_people(text: str) -> str:

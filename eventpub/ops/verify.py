@@ -11,7 +11,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -142,10 +142,6 @@ def _held(config: Config, ids: Collection[str]) -> dict[str, int] | None:
     return {hold.aggregate_id: hold.first_missing for hold in found.holds}
 
 
-class _StoppedError(Exception):
-    """Another thread or the caller failed."""
-
-
 @dataclass
 class _Run:
     _store: EventStore
@@ -230,7 +226,7 @@ class _Run:
 
     def _check_stopped(self) -> None:
         if self._stop.is_set():
-            raise _StoppedError
+            raise CancelledError  # another thread or the caller failed
 
     def _say(self, doing: str) -> None:
         done = 0.45 * (self._done["store"] + self._done["topic"])
