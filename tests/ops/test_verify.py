@@ -25,7 +25,7 @@ from eventpub.cli.terminal import drawn
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local.servers import Kafka
-from eventpub.ops import topic
+from eventpub.ops import comparison, topic
 from eventpub.ops.sides import KINDS, SHOWN, Verdict, no_space_is_named
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verify import verify
@@ -580,6 +580,17 @@ def test_nobody_waits_for_what_is_not_missing(world: World) -> None:
     seen: set[str] = set()
     assert counts(world, on_progress=lambda doing, _: seen.add(doing.partition(":")[0])) == {}
     assert seen == {"reading store and topic", "comparing"}
+
+
+def test_of_very_many_missing_events_it_says_that_some_may_be_held(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notes on the range took the place of this one."""
+    monkeypatch.setattr(comparison, "_MOST_HELD", 1)
+    world.append(*EVENTS)
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), wait=0.0)
+    assert found.counts["missing"] == len(EVENTS)
+    assert any("some may only be held" in note for note in found.notes)
 
 
 def publisher_state(world: World, position: int, **more: Any) -> None:
