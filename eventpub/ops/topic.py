@@ -20,12 +20,10 @@ import pyarrow.compute as pc
 from eventpub import config
 from eventpub.sink.client import Clients
 from eventpub.sink.faults import topic_missing
-from eventpub.sink.reading import Place, iter_chunks
+from eventpub.sink.reading import Message, Place, iter_chunks
 from eventpub.sink.records import metadata_headers
 from eventpub.sink.topics import hanging, list_offsets, offsets_at, open_below, partition_counts
 from eventpub.times import format_time
-
-Message = Any  # its types say None where there is always a value
 
 EVENT, LATE, DEAD, DIVERTED, GAP, FOREIGN = range(6)
 """Kinds of records; a foreign one was not written by a publisher of ours."""
