@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from eventpub.errors import ConfigError, EventpubError
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["register"]
-
-_frozen: list[bool] = []
 
 
 def register(spark: SparkSession) -> None:
@@ -51,10 +50,9 @@ def errors_through_spark() -> Iterator[None]:
         raise SourceError(error.marked()) from error
 
 
+@cache
 def collect_no_imports() -> None:
     """Exempt live objects, mostly modules, from garbage collection, which Spark's processes run
     after each task: it was 80% of a small batch's cost."""
-    if not _frozen:
-        _frozen.append(True)
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
