@@ -367,34 +367,24 @@ def recover(  # noqa: PLR0913, PLR0917 (from where to where)
     """Bring the index of the engine `threads`, or a new one, up to the topic, and copy it with the
     fold's report to snapshot 0 and a new folder. A damaged one is set aside (`damage`)."""
     try:
-        _recover(assignment, number, beginning, folder, snapshots, damage)
+        publishing = PublishingContext(assignment, number, beginning, Lane(), lambda _: None)
+        with closing(publishing) as context:
+            context.report.rebuilt = damage or context.report.rebuilt
+            Fold(context).run()
+            # a leader cut off from the others lacks the last records, and would have them repeated
+            topic = assignment.config.sink.topic
+            own = [place for place in context.own_places() if place[0] == topic]
+            check_leaders(assignment.parts.clients, own)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            copy = folder_for(folder)
+            context.index.copy_to(copy)
+            (copy / _FOLD).write_text(json.dumps(fields_of(context.take_report())))
     except StateError as error:
         if error.code != "index.corrupt" or damage:
             raise
         moved_to = assignment.parts.storage.set_aside(assignment.index(number))
         damage = f"{error.message}; it was moved to {moved_to}"
         recover(assignment, number, beginning, folder, snapshots, damage)
-
-
-def _recover(  # noqa: PLR0913, PLR0917
-    assignment: Assignment,
-    number: int,
-    beginning: Beginning,
-    folder: Path,
-    snapshots: Snapshots,
-    damage: str,
-) -> None:
-    publishing = PublishingContext(assignment, number, beginning, Lane(), lambda _: None)
-    with closing(publishing) as context:
-        context.report.rebuilt = damage or context.report.rebuilt
-        Fold(context).run()
-        # a leader cut off from the others lacks the last records, and would have them repeated
-        topic = assignment.config.sink.topic
-        own = [place for place in context.own_places() if place[0] == topic]
-        check_leaders(assignment.parts.clients, own)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        copy = folder_for(folder)
-        context.index.copy_to(copy)
-        (copy / _FOLD).write_text(json.dumps(fields_of(context.take_report())))
+        return
     snapshots.keep(copy, 0)
     copy.rename(folder)
