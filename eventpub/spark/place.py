@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -88,17 +87,6 @@ class Place:
                 suggestion="use a storage with conditional writes: S3 (or a server that answers"
                 " If-None-Match), Google Cloud Storage, Azure, or a POSIX file system with hard"
                 " links",
-            )
-
-    def require_shared(self, query: str) -> None:
-        """Raise state.not_shared unless the driver's `IDENTITY` of the query is there."""
-        if self.read(f"{query}/{IDENTITY}") is None:
-            raise StateError(
-                "state.not_shared",
-                f"the executor on {socket.gethostname()} does not see what the driver wrote there",
-                where=f"state = {self.location}",
-                suggestion="set it to a bucket, or the absolute path of a folder (NFS) that all"
-                " machines mount, the driver's and the executors'; if it was emptied, start again",
             )
 
     def read(self, name: str, length: int | None = None) -> bytes | None:

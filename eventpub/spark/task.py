@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -53,7 +54,7 @@ from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.ahead import page
 from eventpub.spark.journal import Journal, Journals, Snapshots
 from eventpub.spark.options import Plan, SourceOptions
-from eventpub.spark.place import Place
+from eventpub.spark.place import IDENTITY, Place
 from eventpub.spark.rows import JournalSink, are, batches, grouped, replayed, unpublished
 from eventpub.times import Patience
 
@@ -118,8 +119,16 @@ class JournaledContext(ShardContext):
 
 @cache
 def require_shared(location: str, query: str) -> None:
-    """Raise state.not_shared; checked once by each process."""
-    Place(location).require_shared(query)
+    """Raise state.not_shared unless the driver's `IDENTITY` of the query is there; checked once by
+    each process."""
+    if Place(location).read(f"{query}/{IDENTITY}") is None:
+        raise StateError(
+            "state.not_shared",
+            f"the executor on {socket.gethostname()} does not see what the driver wrote there",
+            where=f"state = {location}",
+            suggestion="set it to a bucket, or the absolute path of a folder (NFS) that all"
+            " machines mount, the driver's and the executors'; if it was emptied, start again",
+        )
 
 
 class Task:
