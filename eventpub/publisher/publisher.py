@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
@@ -43,6 +44,7 @@ from eventpub.publisher.workers import (
     ChecksWork,
     Worker,
     end_all,
+    in_thread,
 )
 from eventpub.shard.assignment import real_parts
 from eventpub.shard.runner import serve
@@ -286,27 +288,14 @@ class Publisher:
 
     def _prepare(self) -> Prepared | None:
         """Prepare the start; None: a stop was requested meanwhile."""
-        outcomes: queue.SimpleQueue[Prepared | BaseException] = queue.SimpleQueue()
-
-        def work() -> None:
-            try:
-                outcomes.put(self._prepared())
-            except BaseException as error:  # raised by the main thread
-                outcomes.put(error)
-
-        threading.Thread(target=work, name="eventpub-prepare", daemon=True).start()
-        while True:
-            with suppress(queue.Empty):
-                outcome = outcomes.get(timeout=_STOP_SEEN_WITHIN)
-                if self._stopped_by is not None:
-                    return None
-                if isinstance(outcome, BaseException):
-                    raise outcome
-                requests = tuple((r, self._forget(r)) for r in self._state.kept())
-                start_state = replace(outcome.start_state, requests=requests)
-                return replace(outcome, start_state=start_state)
-            if self._stopped_by is not None:
-                return None
+        preparing = in_thread(self._prepared, "eventpub-prepare")
+        while self._stopped_by is None and not preparing.done():
+            futures.wait([preparing], _STOP_SEEN_WITHIN)
+        if self._stopped_by is not None:
+            return None
+        prepared = preparing.result()
+        requests = tuple((r, self._forget(r)) for r in self._state.kept())
+        return replace(prepared, start_state=replace(prepared.start_state, requests=requests))
 
     def _keep_error(self, error: EventpubError) -> None:
         """Add the error to the last status."""

@@ -6,8 +6,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from eventpub.admission.model import window_of
 from eventpub.coordinator import events as e
@@ -28,6 +29,21 @@ MOST_EVENTS = 20_000
 reading them."""
 
 Post = Callable[[e.Event], None]
+T = TypeVar("T")
+
+
+def in_thread(do: Callable[[], T], name: str | None = None) -> Future[T]:
+    """Do it in a thread that does not keep the process from ending."""
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(do())
+        except BaseException as error:  # raised where the result is taken
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return outcome
 
 
 class Worker:

@@ -7,9 +7,9 @@ window themselves.
 
 from __future__ import annotations
 
-import queue
 import shutil
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import PollResult
-from eventpub.publisher.workers import Worker
+from eventpub.publisher.workers import in_thread
 from eventpub.state import StateDir
 
 _PAGE_BYTES = 64 << 20
@@ -36,48 +36,34 @@ class Ahead:
 
     def __init__(self, config: Config, do: Callable[[e.Poll], PollResult]) -> None:
         self._folder, self._do = _folder(config), do
-        self._outcomes: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
-        self._worker = Worker("eventpub-ahead", self._read, self._outcomes.put)
-        self._is_reading = False
-        self._outcome: e.Event | None = None
+        self._reading: futures.Future[tuple[int, PollResult]] | None = None
         self._ends: list[int] = []
         self.forget()
 
     def begin(self, poll: e.Poll) -> None:
-        self._is_reading = True
-        self._worker.put(poll)
+        self._reading = in_thread(lambda: self._read(poll), "eventpub-ahead")
 
     def wait(self) -> None:
-        if self._is_reading:
-            self._outcome, self._is_reading = self._outcomes.get(), False
+        if self._reading is not None:
+            futures.wait([self._reading])
 
     def take(self) -> tuple[int, PollResult] | None:
         """`after` of the last poll begun, and what it has found, once; raises its error."""
-        self.wait()
-        outcome, self._outcome = self._outcome, None
-        if isinstance(outcome, e.Failed):
-            raise outcome.error
-        if isinstance(outcome, e.Done) and isinstance(outcome.command, e.Poll):
-            return outcome.command.after, outcome.result
-        return None
+        reading, self._reading = self._reading, None
+        return None if reading is None else reading.result()
 
     def forget(self) -> None:
         self.wait()
-        self._outcome = None
+        self._reading = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def close(self) -> None:
-        self.forget()
-        self._worker.end()
-
-    def _read(self, poll: e.Command) -> PollResult:
-        assert isinstance(poll, e.Poll)
+    def _read(self, poll: e.Poll) -> tuple[int, PollResult]:
         result = self._do(replace(poll, with_rows=self._has_room(), page_bytes=_PAGE_BYTES))
         try:
             self._keep(poll.after, result)
         except OSError:  # as on a full disk: the tasks read the window
             shutil.rmtree(self._folder, ignore_errors=True)
-        return replace(result, rows=None)
+        return poll.after, replace(result, rows=None)
 
     def _has_room(self) -> bool:
         with suppress(OSError):

@@ -141,7 +141,7 @@ class Planner:
 
     def close(self) -> None:
         if self._ahead is not None:
-            self._ahead.close()
+            self._ahead.forget()
         self._polls.close()
         self._checks.close()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from eventpub.ops.pages import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
 from eventpub.publisher.publisher import pause
+from eventpub.publisher.workers import in_thread
 from eventpub.sink.transaction import fence_all
 from eventpub.spark.checkpoint import HANGING, Checkpoints, require_still_owner
 from eventpub.spark.monitor import Monitor
@@ -30,7 +31,6 @@ from eventpub.spark.session import (
     Spark,
     Watched,
     error_of,
-    ignoring,
     is_in_batch,
     require_java,
 )
@@ -183,9 +183,8 @@ class Query:
         self.withdraw = self.monitor.withdraw
         self._pages = Pages(config, self, state)
         self._query: Watched | None = None
-        self._starting: threading.Thread | None = None
-        self._stopping: threading.Thread | None = None
-        self._start_error: EventpubError | None = None
+        self._starting: futures.Future[EventpubError | None] | None = None
+        self._stopping: futures.Future[None] | None = None
         self._is_taken_over = self._is_left = False
 
     def __enter__(self) -> Query:
@@ -199,7 +198,7 @@ class Query:
     def __exit__(self, *_: object) -> None:
         self._is_left = True
         self._stop_query()
-        self._spark.end(kills=self._stopping is not None and self._stopping.is_alive())
+        self._spark.end(kills=self._stopping is not None and not self._stopping.done())
         self.monitor.close()
         self._pages.end()
         if self._is_taken_over:
@@ -226,13 +225,12 @@ class Query:
             error: EventpubError | None = None
             query: Watched | None = None
             if self._starting is not None:
-                if not self._starting.is_alive():
-                    self._starting, error = None, self._start_error
+                if self._starting.done():
+                    error, self._starting = self._starting.result(), None
                     if pauses.is_paused:  # paused while it started
                         self._stop_query()
             elif self._query is None and not pauses.is_paused and now >= start_at:
-                self._starting = threading.Thread(target=self._try_to_start, daemon=True)
-                self._starting.start()
+                self._starting = in_thread(self._try_to_start)
             else:
                 query, error = self._ended()
                 if query is not None and error is None:
@@ -293,17 +291,17 @@ class Query:
         if self.monitor.well_for(now):
             self.monitor.failures.is_well(0, now, has_progressed=True)
 
-    def _try_to_start(self) -> None:
-        self._start_error = None
+    def _try_to_start(self) -> EventpubError | None:
         try:
             self._start_query()
         except Exception as found:
-            self._start_error = error_of(found)
+            return error_of(found)
+        return None
 
     def _start_query(self) -> None:
         if self._stopping is not None:  # Spark refuses a second query of the same name
-            self._stopping.join(_STOPS_AT_LAST)
-            if self._stopping.is_alive():
+            futures.wait([self._stopping], _STOPS_AT_LAST)
+            if not self._stopping.done():
                 self._spark.end(kills=True)
             self._stopping = None
         if self._is_left:  # Spark may be the next query's by now
@@ -357,9 +355,8 @@ class Query:
                 time.sleep(0.02)
             query.stop()
 
-        self._stopping = threading.Thread(target=lambda: ignoring(stop), daemon=True)
-        self._stopping.start()
-        self._stopping.join(_STOPS_WITHIN)
+        self._stopping = in_thread(stop)
+        futures.wait([self._stopping], _STOPS_WITHIN)
         watched.wait(_LOOKS_EVERY)
         self.monitor.look(watched.last, time.monotonic())  # the last batches
 
@@ -376,7 +373,7 @@ class Query:
                 continue
             if event.is_paused:
                 if self._starting is not None:
-                    self._starting.join(_STOPS_WITHIN)
+                    futures.wait([self._starting], _STOPS_WITHIN)
                 self._stop_query()
             self.monitor.show(now)  # before the reply
             self.monitor.remember()
@@ -394,6 +391,4 @@ def _frozen() -> EventpubError:
 
 def _try_to(do: Callable[[], object]) -> None:
     """Clean up before the end, if the broker answers in time."""
-    doing = threading.Thread(target=lambda: ignoring(do), daemon=True)
-    doing.start()
-    doing.join(_STOPS_WITHOUT_BROKER)
+    futures.wait([in_thread(do)], _STOPS_WITHOUT_BROKER)
