@@ -119,17 +119,8 @@ class SparkPublisher(Run):
 
     def _publish(self, prepared: Prepared) -> Progress:
         """Replace a damaged checkpoint, as after a power failure: the topic has all it needs."""
-        next_one: Prepared | None = prepared
-        while next_one is not None:
-            replaces, now = self._most_bytes > 0, self._available_now
-            try:
-                query = Query(self._spark, next_one, self._checkpoint, now, replaces)
-            except StateError as error:
-                if not error.retriable:
-                    raise
-                log.warning("the start failed; trying again", error=str(error))
-                next_one = self._prepare_again()
-                continue
+        query = self._query(prepared)
+        while query is not None:
             try:
                 with query:
                     return query.run(self._on_progress, lambda: self._stopped_by)
@@ -138,25 +129,28 @@ class SparkPublisher(Run):
                 most_bytes = (self._most_bytes or FIRST_BYTES) >> is_too_large
                 self._most_bytes = max(LEAST_BYTES, most_bytes)
                 self._is_not_visible = str(unusable) == NOT_VISIBLE
-                next_one = self._prepare_again()
+                query = self._query(None)
         return Progress(stopped_by=self._stopped_by)
 
-    def _prepare_again(self) -> Prepared | None:
-        """To learn what was published meanwhile; waits while database or broker is away."""
+    def _query(self, prepared: Prepared | None) -> Query | None:
+        """The next query; without `prepared`, of another start, to learn what was published
+        meanwhile. Waits while database, broker or location is away; None: a stop was requested."""
         wait, failures = _FIRST_WAIT, Failures(self._config)
-        while True:
+        while self._stopped_by is None:
             try:
-                return self._prepare()
+                if (prepared := prepared or self._prepare()) is None:
+                    break
+                replaces, now = self._most_bytes > 0, self._available_now
+                return Query(self._spark, prepared, self._checkpoint, now, replaces)
             except EventpubError as found:
-                error = found
+                error, prepared = found, None
             if (final := failures.of_shard(0, error, 1, time.monotonic())) is not None:
                 raise final
             log.warning("the start failed; trying again", error=str(error), wait=wait)
             until, wait = time.monotonic() + wait, min(2 * wait, _LONGEST_WAIT)
-            while time.monotonic() < until:
-                if self._stopped_by is not None:
-                    return None
+            while self._stopped_by is None and time.monotonic() < until:
                 time.sleep(_LOOKS_EVERY)
+        return None
 
 
 class Query:
