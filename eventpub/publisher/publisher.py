@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -185,27 +185,19 @@ class CommandRunner:
         self._boundary = Worker("eventpub-boundary", work.do, post, work.close)
         self._checks = Worker("eventpub-checks", checks.do, post, checks.close)
         self._broker = Worker("eventpub-broker", broker_work.do, post)
-        self._pages = Pages(config, self, state)
-
-    def begin(self) -> None:
-        if self._coordinator.pauses.is_paused:
-            log.warning(
-                "starting paused; run `eventpub resume` to start publishing",
-                by=self._coordinator.pauses.paused_by,
-            )
-        self._pages.begin()
+        self.pages = Pages(config, self, state)
 
     def __enter__(self) -> CommandRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pages.end()
+        self.pages.end()
         end_all([self._boundary, self._checks, self._broker], _WORKERS_END)
 
     def show(self) -> None:
         self._state.beat()
         found = self.keep_status()
-        self._pages.sample(found)
+        self.pages.sample(found)
 
     def do(self, command: e.Command) -> None:
         if isinstance(command, e.Poll):
@@ -260,27 +252,34 @@ class Publisher:
 
     def run(self) -> Progress:
         self._state.lock()
-        restore = self._catch_signals()
-        mask = os.umask(0o077)  # for everything that this process and its children create
-        try:
-            self._state.clear()
-            if self._state.protect():
-                log.warning(
-                    "other users had access to state files; their access was removed",
-                    state_dir=str(self._state.root),
-                )
-            prepared = self._prepare()
-            if prepared is None:
-                return Progress(stopped_by=self._stopped_by)
-            _tune_garbage_collector()
-            return self._publish(prepared)
-        except EventpubError as error:
-            self._keep_error(error)
-            raise
-        finally:
-            restore()
-            self._state.unlock()
-            os.umask(mask)
+        with ExitStack() as stack:
+            # for everything that this process and its children create
+            stack.callback(os.umask, os.umask(0o077))
+            stack.callback(self._state.unlock)
+            self._catch_signals(stack)
+            try:
+                return self._run()
+            except EventpubError as error:
+                self._keep_error(error)
+                raise
+
+    def _run(self) -> Progress:
+        self._state.clear()
+        if self._state.protect():
+            log.warning(
+                "other users had access to state files; their access was removed",
+                state_dir=str(self._state.root),
+            )
+        prepared = self._prepare()
+        if prepared is None:
+            return Progress(stopped_by=self._stopped_by)
+        if prepared.start_state.is_paused:
+            log.warning(
+                "starting paused; run `eventpub resume` to start publishing",
+                by=prepared.start_state.paused_by,
+            )
+        _tune_garbage_collector()
+        return self._publish(prepared)
 
     def _prepared(self) -> Prepared:
         parts, now = real_parts(self._config), self._available_now
@@ -311,7 +310,7 @@ class Publisher:
         with CommandRunner(
             self._config, self._state, prepared, coordinator, self._events
         ) as runner:
-            runner.begin()
+            runner.pages.begin()
             event: e.Event = e.Tick()
             while True:
                 now = time.monotonic()
@@ -347,10 +346,9 @@ class Publisher:
 
         return forget
 
-    def _catch_signals(self) -> Callable[[], None]:
+    def _catch_signals(self, stack: ExitStack) -> None:
         if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-        numbers = (signal.SIGTERM, signal.SIGINT)
+            return
 
         def stop(number: int, _: FrameType | None) -> None:
             if self._stopped_by is not None:
@@ -358,13 +356,8 @@ class Publisher:
             self._stopped_by = number
             self._events.put(e.StopAsked())  # SimpleQueue.put is safe in signal handlers
 
-        before = {number: signal.signal(number, stop) for number in numbers}
-
-        def restore() -> None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-        return restore
+        for number in (signal.SIGTERM, signal.SIGINT):
+            stack.callback(signal.signal, number, signal.signal(number, stop))
 
 
 def _tune_garbage_collector() -> None:

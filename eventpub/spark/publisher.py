@@ -182,10 +182,6 @@ class Query:
         self._is_taken_over = self._is_left = False
 
     def __enter__(self) -> Query:
-        if (pauses := self.monitor.pauses).is_paused:
-            log.warning(
-                "starting paused; run `eventpub resume` to start publishing", by=pauses.paused_by
-            )
         self._pages.begin()
         return self
 
