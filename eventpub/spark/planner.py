@@ -17,7 +17,7 @@ from eventpub.channel import Comparison, Report, Request
 from eventpub.config import Config
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.database_changes import DatabaseChanges
-from eventpub.coordinator.events import Count, Poll
+from eventpub.coordinator.events import Poll
 from eventpub.coordinator.position import due_by
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StateError, StoreError, counted
@@ -133,11 +133,12 @@ class Planner:
         self._clock = clock
         self._requests = requests
         self._observed = observed
-        self._recounting: Recounting | None = None
         self._reports: list[Report] = []
         self._taken = -1
         self._poll_at = self._second_at = self._snapshot_at = self._table_at = 0.0
         self.polled: PollResult | None = None
+        self._recounting: Recounting
+        self._changes: DatabaseChanges
 
     def close(self) -> None:
         if self._ahead is not None:
@@ -179,22 +180,20 @@ class Planner:
                 return None
 
     def _next(self, last: Plan, *, is_ours: bool) -> Plan | None:
-        recounting = self._begin(last, is_ours=is_ours)
-        is_cut = self._is_cut(last)
+        self._begin(last, is_ours=is_ours)
+        recounting, is_cut = self._recounting, self._is_cut(last)
         result = self._poll(last, is_cut=is_cut)
-        self._count(last, recounting, result)
+        self._count(last, result)
         self._observed.progress.comparisons += recounting.next_comparison() is not None
-        comparison = (
-            recounting.comparison
-        )  # the previous one again, as long as a shard has not done it
+        # the previous one again, as long as a shard has not done it
+        comparison = recounting.comparison
         self._observed.polled(self._clock())
         answered = [*last.answered, *(each["id"] for each in last.requests)]
         requests = of_one_batch([r for r in self._requests() if r.id not in answered])
         end = None if is_cut else result.end
         has_times = last.read_as in {"", self.layout.read_as}  # else rows may be below `upto` now
-        is_idle = end is None and has_times
-        is_idle = is_idle and not (is_cut or result.is_due or comparison.buckets)
-        if is_idle and not requests and last.batch:
+        is_idle = end is None and not (is_cut or result.is_due or comparison.buckets or requests)
+        if is_idle and has_times and last.batch:
             return None
         now = self._clock()
         is_behind = is_cut or result.is_page
@@ -203,8 +202,7 @@ class Planner:
         if snapshot:
             self._snapshot_at = now + self._config.state.snapshot_every / 1e6
         uncounted = recounting.uncounted_since
-        behind = recounting.behind_since(last.upto)
-        unpublished = [result.hidden_since, uncounted, behind]
+        unpublished = [result.hidden_since, uncounted, recounting.behind_since(last.upto)]
         return replace(
             last,
             batch=last.batch + 1,
@@ -229,7 +227,7 @@ class Planner:
 
     # -- what is known ----------------------------------------------------------------------------
 
-    def _begin(self, last: Plan, *, is_ours: bool) -> Recounting:
+    def _begin(self, last: Plan, *, is_ours: bool) -> None:
         if last.batch and self._taken != last.batch:
             # the publisher's own sink reads everything
             may_be_unread = is_ours and self._until is None and not self._observed.is_of_publisher
@@ -237,7 +235,7 @@ class Planner:
                 self._journals.report(last, shard, may_be_unread=may_be_unread)
                 for shard in range(self._config.run.shards)
             ]
-        if self._recounting is None:
+        if self._taken < 0:
             self._recounting = Recounting(
                 self._config.recount.horizon,
                 last.start or 0,
@@ -262,7 +260,6 @@ class Planner:
                 self._recounting.recount.account(report.shard, report.buckets)
                 self._observed.decided(report)
             self._recounting.compared(self._reports)
-        return self._recounting
 
     def _is_cut(self, last: Plan) -> bool:
         """Whether a task stopped at its byte limit, below the end of the last window."""
@@ -321,40 +318,39 @@ class Planner:
 
     # -- recount ----------------------------------------------------------------------------------
 
-    def _count(self, last: Plan, recounting: Recounting, result: PollResult) -> None:
+    def _count(self, last: Plan, result: PollResult) -> None:
         if not self._reports:
             return
         now = self._clock()
         if now >= self._second_at:
             self._second_at = now + _SAMPLED_EVERY
-            recounting.second(now)
+            self._recounting.second(now)
             # a page may have been read ahead
             self._sample(max(last.upto, result.end or 0))
         positions = [report.position for report in self._reports]
-        position, reached = min(positions), max(*positions, last.upto)
-        hidden = last.unpublished_since
+        read = min(positions), max(*positions, last.upto)
         # late buckets are counted only if no other is due, and the next plan may be far away
-        until = now + _LONGEST_PAUSE
-        while (
-            count := recounting.next_count(result.now, position, reached, hidden, self._clock())
-        ) is not None:
-            if not self._do_count(count, recounting) or self._clock() > until:
-                return
+        self._count_due(last, result.now, read, now + _LONGEST_PAUSE)
 
-    def _do_count(self, count: Count, recounting: Recounting) -> bool:
-        """Have the database count; on failure, fewer buckets next time."""
-        try:
-            counted_rows = self._checks.count(count)
-        except StoreError as error:
-            recounting.not_counted(count)
-            if not error.retriable:
-                raise
-            size = counted(len(count.buckets), "bucket")
-            text = f"{size} could not be counted, trying fewer; {error.code}: {error.message}"
-            self._observed.mark("recount", text)
-            return False
-        self._observed.mark("recount", "")
-        recounting.counted(count, counted_rows)
+    def _count_due(self, last: Plan, now: int, read: tuple[int, int], until: float) -> bool:
+        """Have the database count; False: it failed, and fewer buckets are next.
+
+        `read`: up to where all shards have read, and any of them."""
+        recounting, hidden = self._recounting, last.unpublished_since
+        while count := recounting.next_count(now, *read, hidden, self._clock()):
+            try:
+                recounting.counted(count, self._checks.count(count))
+            except StoreError as error:
+                recounting.not_counted(count)
+                if not error.retriable:
+                    raise
+                size = counted(len(count.buckets), "bucket")
+                text = f"{size} could not be counted, trying fewer; {error.code}: {error.message}"
+                self._observed.mark("recount", text)
+                return False
+            self._observed.mark("recount", "")
+            if self._clock() > until:
+                break
         return True
 
     def _sample(self, upto: int) -> None:
@@ -371,21 +367,14 @@ class Planner:
     # -- a run that ends by itself ----------------------------------------------------------------
 
     def _is_over(self, last: Plan) -> bool:
-        assert self._recounting is not None
         if self._until is None or not self._reports or last.upto < self._until:
             return False
         if any(report.holds or report.position < self._until for report in self._reports):
             return False
         position = min(report.position for report in self._reports)
-        now = self._checks.store.now()
-        hidden = last.unpublished_since
-        self._recounting.begin_last(now, position, position, hidden)
-        while (
-            count := self._recounting.next_count(now, position, position, hidden, self._clock())
-        ) is not None:
-            if not self._do_count(count, self._recounting):
-                return False
-        return self._recounting.is_over()
+        now, read = self._checks.store.now(), (position, position)
+        self._recounting.begin_last(now, *read, last.unpublished_since)
+        return self._count_due(last, now, read, math.inf) and self._recounting.is_over()
 
 
 def _second_rows(layout: Layout) -> StateError:

@@ -16,6 +16,7 @@ from eventpub.channel import Report, Request
 from eventpub.config import App, Config, Read, Recount, Run, Sink, Spark, Store
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
+from eventpub.publisher.workers import ChecksWork
 from eventpub.sources.mysql import EventStore
 from eventpub.spark.driver import Observed
 from eventpub.spark.journal import KEYS, Journal, Journals
@@ -183,12 +184,8 @@ def test_one_plan_counts_all_that_is_due(
     shown.done(first)
     due, counted = ["in turn", "late"], list[object]()
     monkeypatch.setattr(Recounting, "next_count", lambda *_: due.pop(0) if due else None)
-
-    def count(_: object, asked: object, __: object) -> bool:
-        counted.append(asked)
-        return True
-
-    monkeypatch.setattr(Planner, "_do_count", count)
+    monkeypatch.setattr(ChecksWork, "count", lambda _, asked: counted.append(asked))
+    monkeypatch.setattr(Recounting, "counted", lambda *_: None)
     shown.planner.next(first)
     assert counted == ["in turn", "late"]
 
