@@ -190,11 +190,6 @@ class BrokerWork:
         if isinstance(command, e.CheckOpen):
             return bool(open_below(self._clients, command.ends, 0, timeout=_TIMEOUT))
         assert isinstance(command, e.CheckTopic)
-        self._check_topic(command)
-        return None
-
-    def _check_topic(self, command: e.CheckTopic) -> None:
-        """Check that the topic is the same, and no other publisher writes to it."""
         app, clients, sink = self._app, self._clients, self._clients.sink
         ids = topic_ids(clients, (sink.topic,), _TIMEOUT)
         if sink.topic in self._topics and sink.topic not in ids:
@@ -205,3 +200,4 @@ class BrokerWork:
         between = {p: (ends[p], end) for p, end in found.items() if end > ends[p]}
         if between:
             check_between(clients, app.id, between)
+        return None

@@ -65,6 +65,7 @@ class Monitor(Overview):
         self._checks = Worker("eventpub-lag", checks.do, self._events.put, checks.close)
         self._broker = Worker("eventpub-broker", self._watch.do, self._events.put)
         self._file = StatusFile(config, state, prepared.start_state.run)
+        self.status = self._file.status
         self._watch.may_hide(self._seen, prepared.start_state.low + 1)
         self._stand_at(self._seen)
         now = time.monotonic()
@@ -274,9 +275,6 @@ class Monitor(Overview):
 
     def _document(self, now: float) -> dict[str, Any]:
         return status(self, now) | {"engine": "spark", "spark_ui": self.progress.spark_ui}
-
-    def status(self) -> dict[str, Any]:
-        return self._file.status()
 
     def show(self, now: float, *, is_over: bool = False) -> dict[str, Any]:
         return self._file.keep(self._document(now), is_over=is_over)

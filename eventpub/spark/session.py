@@ -11,10 +11,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,16 +197,16 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
     session = SparkSession(context)
     register(session)
     # the parent of the Python workers imports while the query is planned
-    warm_up = partial(_warm_up, session)
-    threading.Thread(target=lambda: ignoring(warm_up), daemon=True).start()
+    threading.Thread(target=_warm_up, args=(session,), daemon=True).start()
     return session
 
 
 def _warm_up(session: SparkSession) -> None:
     from pyspark.sql import functions
 
-    same = functions.udf(int, "long", useArrow=False)
-    session.range(1, numPartitions=1).select(same("id")).collect()
+    with suppress(Exception):  # Spark's process may have gone
+        same = functions.udf(int, "long", useArrow=False)
+        session.range(1, numPartitions=1).select(same("id")).collect()
 
 
 def make_active(session: SparkSession) -> None:
@@ -290,12 +289,13 @@ def end_session(*, kills: bool) -> None:
 
     gateway: Any = SparkContext._gateway
     process = getattr(gateway, "proc", None)
-    if kills and process is not None:
-        process.kill()
-        process.wait()
-        ignoring(gateway.shutdown)
-    elif SparkContext._active_spark_context is not None:
-        ignoring(SparkContext._active_spark_context.stop)
+    with suppress(Exception):  # its process may have gone
+        if kills and process is not None:
+            process.kill()
+            process.wait()
+            gateway.shutdown()
+        elif SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
 
@@ -344,12 +344,6 @@ def _defaults(state: StateDir, *, is_local: bool) -> dict[str, str]:
             "spark.local.dir": str(state.spark_scratch),
         }
     return found
-
-
-def ignoring(call: Callable[[], Any]) -> None:
-    """Ignore errors after Spark's process has gone."""
-    with suppress(Exception):
-        call()
 
 
 def error_of(error: Exception) -> EventpubError:
