@@ -71,15 +71,12 @@ _ANSWER = b"\x03\0\0\1\1a\xfb" + b"\x30\1\0\2\0\xfc\x2c\1" + b"x" * 300 + b"\5\0
 def is_safe() -> bool:
     """Whether PyMySQL has the private names, and a known answer is read correctly."""
     try:
-        return all(hasattr(Connection, name) for name in _NAMES) and _known_answer() == _KNOWN
+        result = _Result(SimpleNamespace(_rfile=io.BytesIO(_ANSWER)), 2)
+        (columns,) = result.blocks(10, 1 << 20)
+        is_known = result.ended and [column.to_pylist() for column in columns] == _KNOWN
+        return is_known and all(hasattr(Connection, name) for name in _NAMES)
     except Exception:
         return False
-
-
-def _known_answer() -> list[list[bytes | None]]:
-    result = _Result(SimpleNamespace(_rfile=io.BytesIO(_ANSWER)), 2)
-    (columns,) = result.blocks(10, 1 << 20)
-    return [column.to_pylist() for column in columns] if result.ended else []
 
 
 class _Result:

@@ -139,9 +139,11 @@ class _EventRows:
         self._sink = sink
         self._partitions = sink.partitions[options.sink.topic]
         _require_values(rows, np.concatenate([self._at["event"], self._at["late"]]))
-        columns = [_column(rows, field) for field in EVENTS]
-        self._rows = pa.Table.from_arrays(columns, schema=EVENTS)
-        self._late = _flags(rows)
+        columns: dict[str, Any] = {name: rows[name] for name in EVENTS.names}
+        columns["create_time"] = columns["create_time"].cast(pa.timestamp("us", tz="UTC"))
+        arrays = [columns[field.name].cast(field.type) for field in EVENTS]
+        self._rows = pa.Table.from_arrays(arrays, schema=EVENTS)
+        self._late = np.array(_values(rows, "late"), bool)  # None: not late
         self._reasons, self._details = _values(rows, "reason"), _values(rows, "detail")
 
     def batch(self, refused: Refused, reduced: bool) -> Batch:
@@ -183,13 +185,6 @@ class _EventRows:
         return DeadRow(reason=reason, published=pair, content=content, **values)
 
 
-def _column(rows: pa.Table, field: pa.Field[Any]) -> Any:
-    column: Any = rows[field.name]
-    if field.name == "create_time":
-        column = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    return column.cast(field.type)
-
-
 def _rows_by_kind(rows: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
     """Row numbers by kind; rows without one are events."""
     if "kind" not in rows.schema.names:
@@ -221,13 +216,6 @@ def _require_values(rows: pa.Table, at: npt.NDArray[np.int64]) -> None:
                 where=f"column {name} of the query that is written",
                 suggestion=f"leave such rows out, as by .where('{name} IS NOT NULL')",
             )
-
-
-def _flags(rows: pa.Table) -> Any:
-    if "late" not in rows.schema.names:
-        return np.zeros(rows.num_rows, bool)
-    late: Any = rows["late"]
-    return np.asarray(late.fill_null(False))
 
 
 class _PlainRows:

@@ -34,7 +34,6 @@ from eventpub.channel import (
     Beginning,
     Comparison,
     Lane,
-    Request,
     Window,
     fields_of,
     report_of,
@@ -270,9 +269,9 @@ class Task:
 
         plan, step, index = self._plan, Step(context, never), context.index
         # first: the first row begins the sink's transaction, past which nothing is read
-        for each in plan.requests:
-            request = request_of(each)
-            if self._is_for(request):
+        own, partitions = context.shard.topic_partitions(), self._options.partitions
+        for request in map(request_of, plan.requests):
+            if request.action == "list" or topic_partition(request.aggregate_id, partitions) in own:
                 # the plan is fixed: an error would recur in each attempt
                 step.answering.answer(request, gives_up=True)
                 yield
@@ -307,13 +306,6 @@ class Task:
                     yield
             finally:
                 step.comparing.close()
-
-    def _is_for(self, request: Request) -> bool:
-        options = self._options
-        if request.action == "list":
-            return True
-        partition = topic_partition(request.aggregate_id, options.partitions)
-        return partition % options.config.run.shards == self._number
 
     # -- a batch that is repeated -----------------------------------------------------------------
 
