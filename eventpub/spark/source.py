@@ -23,12 +23,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from eventpub.spark import collect_no_imports, errors_through_spark
 
@@ -98,17 +93,12 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         with errors_through_spark():
             return self._driver.initial()
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        with errors_through_spark():
-            most = self._driver.options.most_rows
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
-
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         with errors_through_spark():
             self._driver.end_now()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        del limit
+        del limit  # the option maxRowsPerTrigger is the planner's
         with errors_through_spark():
             return self._driver.latest(start)
 
