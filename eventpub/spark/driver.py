@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from eventpub.channel import Report, Request
+from eventpub.channel import Report
 from eventpub.coordinator.events import Command, Log
 from eventpub.coordinator.progress import Progress
 from eventpub.errors import EventpubError, StateError, StoreError
@@ -122,7 +122,6 @@ class Driver:
         self.options = options
         self._until: int | None = None
         self._planner: Planner | None = None
-        self._layout: Layout | None = None
         self._begun = 0
         self._pruned_at = float("-inf")
         self._state: StateDir | None = None
@@ -163,8 +162,9 @@ class Driver:
         self._until = self._waited(lambda: self._asked(EventStore.now))
 
     def _asked(self, ask: Callable[[EventStore], T]) -> T:
-        with EventStore(self.options.config.store, self._discovered()) as store:
-            return ask(store)
+        store = self.options.config.store
+        with EventStore(store, EventStore.discover(store)) as opened:
+            return ask(opened)
 
     def latest(self, start: Offset) -> Offset:
         """The next batch; `start` if there is nothing to do, or during an outage."""
@@ -206,7 +206,7 @@ class Driver:
         if self._planner is not None:
             return self._planner.layout
         _require_own(self.options, Place(self.options.state), plan)
-        return self._discovered()
+        return EventStore.discover(self.options.config.store)
 
     def committed(self, end: Offset) -> None:
         if time.monotonic() - self._pruned_at < _PRUNED_EVERY:
@@ -222,26 +222,18 @@ class Driver:
             )
 
     def _new_planner(self, last: Plan) -> Planner:
-        options, place = self.options, Place(self.options.state)
+        options, place, state = self.options, Place(self.options.state), self._state
         _require_own(options, place, last)
         return Planner(
             options.config,
-            self._discovered(),
+            EventStore.discover(options.config.store),
             options.partitions,
             Journals(place, last.query),
             options.most_rows,
             until=self._until,
-            requests=self._requests,
+            requests=lambda: [] if state is None else asked(state),
             observed=self._observed,
         )
-
-    def _requests(self) -> list[Request]:
-        return [] if self._state is None else asked(self._state)
-
-    def _discovered(self) -> Layout:
-        if self._layout is None:
-            self._layout = EventStore.discover(self.options.config.store)
-        return self._layout
 
 
 def parts_of_time(options: SourceOptions) -> list[Part]:
