@@ -47,18 +47,6 @@ Model = TypeVar("Model", bound=BaseModel)
 _Time = Annotated[int, BeforeValidator(parse_time)]
 
 
-class _Own(BaseModel):
-    shards: PositiveInt = 1
-    partitions: PositiveInt | None = None
-    rows: Literal["events", "all"] = "events"
-    path: str = ""
-    state_dir: str = ""
-    state: str = ""
-    most_rows: PositiveInt | None = Field(None, alias="maxRowsPerTrigger")
-    from_: _Time = Field(0, alias="from")
-    to: _Time | None = None
-
-
 @dataclass(frozen=True)
 class Plan:
     """One micro-batch, for all shards, and Spark's offset. Times are µs on the database's clock.
@@ -157,29 +145,38 @@ class Publisher:
         return found
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """Options of the source `eventstore`.
+class _Own(BaseModel):
+    """Options of the source that the configuration does not have.
 
     Attributes:
         partitions: aggregates are divided by ``CRC32(aggregate_id) % partitions``; shard k has the
             partitions p with ``p % shards == k``.
+        rows: "all": also skips and refused rows.
         state: the location that all executors share.
         state_dir: for the indexes, on each machine.
-        all_rows: also yield skips and refused rows.
-        publisher: None in a user's own job.
         from_, to: of a batch read, first and last `create_time`, µs; None: the boundary.
     """
 
+    shards: PositiveInt = 1
+    partitions: PositiveInt = 0
+    rows: Literal["events", "all"] = "events"
+    path: str = ""
+    state_dir: str = ""
+    state: str = ""
+    most_rows: PositiveInt | None = Field(None, alias="maxRowsPerTrigger")
+    from_: _Time = Field(0, alias="from")
+    to: _Time | None = None
+
+
+class SourceOptions(_Own):
+    """Options of the source `eventstore`; `publisher`: None in a user's own job."""
+
     config: Config
-    partitions: int
-    state: str
-    state_dir: Path
-    all_rows: bool
-    most_rows: int | None = None
     publisher: Publisher | None = None
-    from_: int = 0
-    to: int | None = None
+
+    @property
+    def all_rows(self) -> bool:
+        return self.rows == "all"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -201,16 +198,21 @@ def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> Sourc
     """
     if (packed := given.get("publisher_secret")) is not None:
         publisher, config = Publisher.unpacked(packed)
-        folder = config.app.state_dir.absolute()
         return SourceOptions(
-            config, publisher.partitions, publisher.location, folder, True, publisher=publisher
+            config=config,
+            partitions=publisher.partitions,
+            rows="all",
+            state=publisher.location,
+            state_dir=str(config.app.state_dir.absolute()),
+            publisher=publisher,
         )
     others = [field.alias or name for name, field in _Own.model_fields.items()]
     of_other = {"from", "to"} if is_stream else {"start", "maxRowsPerTrigger"}
     of = f"a {'stream' if is_stream else 'batch'} of eventstore"
     found, columns = _named(of, given, {*_SECTION_OF, *others} - of_other, "columns.")
     _require(found, "url", *["state"] * is_stream)
-    own = _validated(_Own, {name: found[name] for name in others if name in found})
+    given_own = {name: found[name] for name in others if name in found}
+    own = _validated(_Own, given_own)
     sections: dict[str, dict[str, Any]] = {name: {} for name in (*_SECTIONS, "sink")}
     for name in found.keys() & _SECTION_OF.keys():
         sections[_SECTION_OF[name]][name] = found[name]
@@ -225,17 +227,9 @@ def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> Sourc
         raise _invalid("to", "it is before 'from'")
     if own.rows == "events" and config.gaps.late == "divert":
         raise _invalid("late", "late events have the column late; or set rows to 'all'")
-    return SourceOptions(
-        config,
-        partitions,
-        own.state,
-        Path(own.state_dir or Path(tempfile.gettempdir()) / f"eventpub-{os.getuid()}"),
-        own.rows == "all",
-        own.most_rows,
-        None,
-        own.from_,
-        own.to,
-    )
+    state_dir = own.state_dir or f"{tempfile.gettempdir()}/eventpub-{os.getuid()}"
+    whole = {"config": config, "partitions": partitions, "state_dir": state_dir}
+    return SourceOptions.model_validate(given_own | whole)
 
 
 @dataclass(frozen=True)

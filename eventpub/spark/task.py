@@ -139,7 +139,7 @@ class Task:
         self._rows_in = part.plan.rows_in[part.shard] if part.plan.rows_in else 0
         self._follows = part.plan.journals[part.shard] if part.plan.journals else ""
         self._parts = real_parts(options.config)
-        self._folder = options.state_dir / "query" / part.plan.query / str(part.shard)
+        self._folder = Path(options.state_dir) / "query" / part.plan.query / str(part.shard)
 
     @cached_property
     def _place(self) -> Place:
