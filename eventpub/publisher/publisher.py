@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -54,7 +54,6 @@ _WORKERS_END = 0.3
 """Seconds for a thread to finish when the publisher stops."""
 
 _ANSWER_TIMEOUT = 60.0
-_PAUSE_TIMEOUT = 5.0
 
 _KEPT_EVERY = 10.0
 """Seconds after which the status is written without a change: `at` shows its age."""
@@ -63,13 +62,18 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class StatusFile:
-    """The status on disk, for when the publisher does not run or answer."""
+    """The status on disk, for when the publisher does not run or answer.
 
-    def __init__(self, config: Config, state: StateDir, run: int) -> None:
-        self._state = state
+    `document`: see `coordinator.status`; called in the thread of the engine's loop.
+    """
+
+    def __init__(
+        self, state: StateDir, prepared: Prepared, document: Callable[[], dict[str, Any]]
+    ) -> None:
+        config = prepared.assignment.config
+        self._state, self._document = state, document
         self._checks: list[tuple[str, str, str]] = []
         self._at = float("-inf")
-        self._last: dict[str, Any] = {}
         self._identity: dict[str, Any] = {
             "version": __version__,
             "app": config.app.id,
@@ -77,18 +81,14 @@ class StatusFile:
             "topic": config.sink.topic,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "run": run,
+            "run": prepared.start_state.run,
             "started_at": round(time.time(), 3),
         }
+        self._last = self._identity | document()
 
-    def show(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Complete a status document, made in the thread of the engine's loop."""
-        self._last = self._identity | document
-        return self._last
-
-    def keep(self, document: dict[str, Any], *, is_over: bool = False) -> dict[str, Any]:
-        """Show it; write it if a check has changed, the file is old, or the run is over."""
-        found = self.show(document)
+    def keep(self, *, is_over: bool = False) -> dict[str, Any]:
+        """Show the status; write it if a check has changed, the file is old, or the run is over."""
+        found = self._last = self._identity | self._document()
         now, checks = time.monotonic(), notable(found)
         if not is_over and checks == self._checks and now - self._at < _KEPT_EVERY:
             return found
@@ -102,45 +102,6 @@ class StatusFile:
     def status(self) -> dict[str, Any]:
         """The status of the last second; thread-safe."""
         return unanswered(self._last, self._last["at"], time.time())
-
-
-def pause(
-    post: Callable[[e.PauseAsked], None], is_paused: bool, by: str, timeout: float
-) -> dict[str, Any]:
-    """Have the engine's loop pause or resume publishing.
-
-    Returns:
-        `is_paused`; None: no answer in time. With an `error` the change could not be written, and
-        lasts until the publisher ends.
-    """
-    by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
-    outcome = _reply(lambda reply: post(e.PauseAsked(is_paused, reply, by)), timeout)
-    return {
-        "is_paused": None if outcome is None else is_paused,
-        "in_work": outcome if isinstance(outcome, int) else 0,
-        "error": outcome.to_dict() if isinstance(outcome, EventpubError) else None,
-    }
-
-
-def ask(post: Callable[[e.Event], None], request: Request, timeout: float) -> dict[str, Any]:
-    """Have shards do something. No `answers`: it timed out, or see `error`."""
-    timeout = min(max(timeout, 0.0), _ANSWER_TIMEOUT)
-    outcome = _reply(lambda reply: post(e.RequestReceived(request, reply)), timeout)
-    if outcome is None:
-        post(e.Withdrawn(request.id))
-    if outcome is None or isinstance(outcome, EventpubError):
-        return {"answers": None, "error": outcome and outcome.to_dict()}
-    answers = {str(shard): answer for shard, answer in outcome.items()}
-    return {"answers": answers, "error": None}
-
-
-def _reply(ask: Callable[[Callable[[Any], None]], None], timeout: float) -> Any:
-    """What is replied in another thread; None: timed out."""
-    replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    ask(replies.put)
-    with suppress(queue.Empty):
-        return replies.get(timeout=timeout)
-    return None
 
 
 def remember(state: StateDir, command: e.Remember) -> e.Event:
@@ -159,51 +120,53 @@ def remember(state: StateDir, command: e.Remember) -> e.Event:
 
 
 class CommandRunner:
-    """Carries out the coordinator's commands; a context manager that ends its threads."""
+    """Carries out an engine's commands in threads, and passes on what others ask of its loop.
 
-    def __init__(
+    Args:
+        document: see `StatusFile`.
+        post: takes what has happened, from any thread.
+        check_broker: None: as `BrokerWork` does it.
+        answer: answers a request at once, or returns None.
+        pause_timeout: seconds.
+    """
+
+    def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
-        config: Config,
         state: StateDir,
         prepared: Prepared,
-        coordinator: Coordinator,
-        events: queue.SimpleQueue[Any],
+        document: Callable[[], dict[str, Any]],
+        post: Callable[[e.Event], None],
+        *,
+        check_broker: Callable[[e.Command], e.Event] | None = None,
+        answer: Callable[[Request], dict[str, str] | None] = lambda _: None,
+        pause_timeout: float = 5.0,
     ) -> None:
-        self._config = config
-        self._state = state
-        self._assignment = prepared.assignment
-        self._events = events
-        self._coordinator = coordinator
-        self._file = StatusFile(config, state, prepared.start_state.run)
-        self._file.show(status(coordinator, time.monotonic()))
-        self.status = self._file.status
-        self._boundary_work = BoundaryWork(self._assignment, prepared.start_state.until)
-        self._checks_work = ChecksWork(self._assignment)
-        broker_work = BrokerWork(self._assignment, prepared.topics)
-        post = events.put
-        work, checks = self._boundary_work, self._checks_work
+        self._state, self._post = state, post
+        self._answer, self._pause_timeout = answer, pause_timeout
+        self._assignment = assignment = prepared.assignment
+        file = StatusFile(state, prepared, document)
+        self.keep_status, self.status = file.keep, file.status
+        self._boundary_work = work = BoundaryWork(assignment, prepared.start_state.until)
+        self._checks_work = checks = ChecksWork(assignment)
+        check_broker = check_broker or BrokerWork(assignment, prepared.topics).do
         self._boundary = Worker("eventpub-boundary", work.do, post, work.close)
         self._checks = Worker("eventpub-checks", checks.do, post, checks.close)
-        self._broker = Worker("eventpub-broker", broker_work.do, post)
-        self.pages = Pages(config, self, state)
+        self._broker = Worker("eventpub-broker", check_broker, post)
+        self.pages = Pages(assignment.config, self, state)
 
-    def __enter__(self) -> CommandRunner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.pages.end()
         end_all([self._boundary, self._checks, self._broker], _WORKERS_END)
 
     def show(self) -> None:
         self._state.beat()
-        found = self.keep_status()
-        self.pages.sample(found)
+        self.pages.sample(self.keep_status())
 
     def do(self, command: e.Command) -> None:
         if isinstance(command, e.Poll):
             self._boundary.put(command)
         elif isinstance(command, e.StartRunner):
-            shard, post = command.shard, self._events.put
+            shard, post = command.shard, self._post
             arguments = (self._assignment, shard, command.beginning, command.lane, post)
             name = f"eventpub-shard-{shard}"
             threading.Thread(target=serve, args=arguments, name=name, daemon=True).start()
@@ -212,7 +175,7 @@ class CommandRunner:
             self._boundary_work.use(self._assignment)
             self._checks_work.use(self._assignment)
         elif isinstance(command, e.Remember):
-            self._events.put(remember(self._state, command))
+            self._post(remember(self._state, command))
         elif isinstance(command, e.Log):
             getattr(log, command.level)(command.text, **command.facts)
         elif isinstance(command, BROKER_CHECKS):
@@ -222,17 +185,44 @@ class CommandRunner:
 
     # -- what others ask ---------------------------------------------------------------------------
 
-    def keep_status(self, *, is_over: bool = False) -> dict[str, Any]:
-        return self._file.keep(status(self._coordinator, time.monotonic()), is_over=is_over)
-
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        return pause(self._events.put, is_paused, by, _PAUSE_TIMEOUT)
+        """Have the engine's loop pause or resume publishing.
+
+        Returns:
+            `is_paused`; None: no answer in time. With an `error` the change could not be written,
+            and lasts until the publisher ends.
+        """
+        by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
+        outcome = self._reply(lambda reply: e.PauseAsked(is_paused, reply, by), self._pause_timeout)
+        return {
+            "is_paused": None if outcome is None else is_paused,
+            "in_work": outcome if isinstance(outcome, int) else 0,
+            "error": outcome.to_dict() if isinstance(outcome, EventpubError) else None,
+        }
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        return ask(self._events.put, request, timeout)
+        """Have shards do something. No `answers`: it timed out, or see `error`."""
+        if (answers := self._answer(request)) is not None:
+            return {"answers": answers, "error": None}
+        timeout = min(max(timeout, 0.0), _ANSWER_TIMEOUT)
+        outcome = self._reply(lambda reply: e.RequestReceived(request, reply), timeout)
+        if outcome is None:
+            self.withdraw(request.id)
+        if outcome is None or isinstance(outcome, EventpubError):
+            return {"answers": None, "error": outcome and outcome.to_dict()}
+        answers = {str(shard): answer for shard, answer in outcome.items()}
+        return {"answers": answers, "error": None}
 
     def withdraw(self, id: str) -> None:
-        self._events.put(e.Withdrawn(id))
+        self._post(e.Withdrawn(id))
+
+    def _reply(self, event: Callable[[Callable[[Any], None]], e.Event], timeout: float) -> Any:
+        """What is replied to an event, in another thread; None: timed out."""
+        replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._post(event(replies.put))
+        with suppress(queue.Empty):
+            return replies.get(timeout=timeout)
+        return None
 
 
 _STOP_SEEN_WITHIN = 0.2
@@ -307,9 +297,11 @@ class Publisher:
 
     def _publish(self, prepared: Prepared) -> Progress:
         coordinator = Coordinator(self._config, prepared.start_state)
-        with CommandRunner(
-            self._config, self._state, prepared, coordinator, self._events
-        ) as runner:
+
+        def document() -> dict[str, Any]:
+            return status(coordinator, time.monotonic())
+
+        with closing(CommandRunner(self._state, prepared, document, self._events.put)) as runner:
             runner.pages.begin()
             event: e.Event = e.Tick()
             while True:

@@ -19,8 +19,8 @@ from eventpub.coordinator.shards import Shard
 from eventpub.coordinator.status import Overview, status
 from eventpub.errors import EventpubError, StateError
 from eventpub.publisher.prepare import Prepared
-from eventpub.publisher.publisher import StatusFile, ask, remember
-from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker, end_all
+from eventpub.publisher.publisher import CommandRunner
+from eventpub.publisher.workers import BrokerWork
 from eventpub.sink.layout import tail_gone
 from eventpub.sink.markers import place_of, unnoticed_for
 from eventpub.sink.missing_markers import is_held_by
@@ -34,6 +34,8 @@ from eventpub.spark.place import Place
 from eventpub.state import StateDir
 
 _TIMEOUT = 2.0
+_PAUSE_TIMEOUT = 8.5
+"""Seconds; for a pause the query is stopped first."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -49,7 +51,7 @@ class Monitor(Overview):
     ) -> None:
         super().__init__(config, prepared.start_state, self._execute)
         self._state, self._prepared, self._publisher = state, prepared, publisher
-        self._assignment = prepared.assignment
+        self._layout = prepared.assignment.layout
         place = Place(publisher.location)
         self._journals = Journals(place, publisher.query)
         self._plan: Plan = publisher.initial
@@ -60,17 +62,27 @@ class Monitor(Overview):
         self._refused: dict[tuple[int, int], list[tuple[str, int, str]]] = {}
         self._well_since: float | None = None
         self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
-        self._checks_work = checks = ChecksWork(prepared.assignment)
+        self.pauses_asked: queue.SimpleQueue[e.PauseAsked] = queue.SimpleQueue()
         self._watch = TopicWatch(prepared, self._published, lambda: self._seen)
-        self._checks = Worker("eventpub-lag", checks.do, self._events.put, checks.close)
-        self._broker = Worker("eventpub-broker", self._watch.do, self._events.put)
-        self._file = StatusFile(config, state, prepared.start_state.run)
-        self.status = self._file.status
+        self.runner = CommandRunner(
+            state,
+            prepared,
+            self._document,
+            self._post,
+            check_broker=self._watch.do,
+            answer=self._listed,
+            pause_timeout=_PAUSE_TIMEOUT,
+        )
         self._watch.may_hide(self._seen, prepared.start_state.low + 1)
         self._stand_at(self._seen)
-        now = time.monotonic()
-        self.see(e.Tick(), now)
-        self._file.show(self._document(now))
+        self.see(e.Tick(), time.monotonic())
+        self.runner.keep_status()
+
+    def _post(self, event: e.Event) -> None:
+        if isinstance(event, e.PauseAsked):
+            self.pauses_asked.put(event)
+        else:
+            self._events.put(event)
 
     def _published(self) -> dict[int, int]:
         return {n: int(shard["published"]) for n, shard in [*self.progress.per_shard.items()]}
@@ -79,16 +91,8 @@ class Monitor(Overview):
         """Nothing: a query that is stopped has its batch done, or repeats it."""
         return 0
 
-    def close(self) -> None:
-        end_all([self._checks, self._broker], 0.3)
-
     def _execute(self, command: e.Command) -> None:
-        if isinstance(command, e.Log):
-            getattr(log, command.level)(command.text, **command.facts)
-        elif isinstance(command, e.Remember):
-            self.see(remember(self._state, command), time.monotonic())
-        else:
-            (self._broker if isinstance(command, e.CheckTopic) else self._checks).put(command)
+        self.runner.do(command)
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -238,13 +242,13 @@ class Monitor(Overview):
 
     def _done(self, command: e.Command, found: Any, now: float) -> None:
         if isinstance(command, e.MeasureLag):
-            self.progress.time = found.upper + self._assignment.config.read.delay
+            self.progress.time = found.upper + self._prepared.assignment.config.read.delay
         elif isinstance(command, e.CheckTopic):
             self._watch.error = None
             self.remember()
-        elif isinstance(command, e.CheckTable) and found.layout != self._assignment.layout:
-            self._assignment = replace(self._assignment, layout=found.layout)
-            self._checks_work.use(self._assignment)
+        elif isinstance(command, e.CheckTable) and found.layout != self._layout:
+            self._layout = found.layout
+            self.runner.do(e.Reassign(found.layout))
 
     def failed(self, error: EventpubError, now: float) -> None:
         self._take_notes(now)
@@ -273,26 +277,19 @@ class Monitor(Overview):
         where = {"engine": "spark", "query": plan.query, "batch": self._seen, "low": low}
         self.write(hidden_since, newest, **where)
 
-    def _document(self, now: float) -> dict[str, Any]:
-        return status(self, now) | {"engine": "spark", "spark_ui": self.progress.spark_ui}
+    def _document(self) -> dict[str, Any]:
+        shown = {"engine": "spark", "spark_ui": self.progress.spark_ui}
+        return status(self, time.monotonic()) | shown
 
-    def show(self, now: float, *, is_over: bool = False) -> dict[str, Any]:
-        return self._file.keep(self._document(now), is_over=is_over)
-
-    # -- requests ---------------------------------------------------------------------------------
-
-    def ask(self, request: Request, timeout: float) -> dict[str, Any]:
+    def _listed(self, request: Request) -> dict[str, str] | None:
+        """A list's answers from indexes on this machine, also while the query is paused."""
         if request.action == "list":
             numbers, query = range(len(self.shards)), self._publisher.query
             folders = [self._state.query_index(query, n) for n in numbers]
             with suppress(EventpubError):
-                if here := listed(folders, self._seen, request):  # also while it is paused
-                    answers = {str(n): json.dumps(asdict(here[n])) for n in numbers}
-                    return {"answers": answers, "error": None}
-        return ask(self._events.put, request, timeout)
-
-    def withdraw(self, id: str) -> None:
-        self._events.put(e.Withdrawn(id))
+                if here := listed(folders, self._seen, request):
+                    return {str(n): json.dumps(asdict(here[n])) for n in numbers}
+        return None
 
 
 class TopicWatch:

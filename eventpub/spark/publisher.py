@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import structlog
 
-from eventpub.coordinator.events import CheckTopic, PauseAsked
+from eventpub.coordinator.events import CheckTopic
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.shards import Failures
 from eventpub.coordinator.status import shown
 from eventpub.errors import EventpubError, StateError
-from eventpub.ops.pages import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
-from eventpub.publisher.publisher import pause
 from eventpub.publisher.workers import in_thread
 from eventpub.sink.transaction import fence_all
 from eventpub.spark.checkpoint import HANGING, Checkpoints, require_still_owner
@@ -165,32 +161,27 @@ class Query:
         replaces_checkpoint: bool,
     ) -> None:
         config, state = spark.config, spark.state
-        self._config, self._state, self._prepared = config, state, prepared
+        self._config, self._prepared = config, prepared
         self._spark = spark
         self._available_now = available_now
         self._replaces_checkpoint = replaces_checkpoint
-        self._pauses: queue.SimpleQueue[PauseAsked] = queue.SimpleQueue()
         self._publisher = checkpoint
         self._checkpoints = Checkpoints(config, state, prepared)
         self.monitor = Monitor(config, state, prepared, self._publisher)
-        self.status, self.ask = self.monitor.status, self.monitor.ask
-        self.withdraw = self.monitor.withdraw
-        self._pages = Pages(config, self, state)
         self._query: Watched | None = None
         self._starting: futures.Future[EventpubError | None] | None = None
         self._stopping: futures.Future[None] | None = None
         self._is_taken_over = self._is_left = False
 
     def __enter__(self) -> Query:
-        self._pages.begin()
+        self.monitor.runner.pages.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_left = True
         self._stop_query()
         self._spark.end(kills=self._stopping is not None and not self._stopping.done())
-        self.monitor.close()
-        self._pages.end()
+        self.monitor.runner.close()
         if self._is_taken_over:
             return
         # transactions left open by killed tasks
@@ -211,7 +202,7 @@ class Query:
         progress, pauses = self.monitor.progress, self.monitor.pauses
         while stopped_by() is None:
             now = time.monotonic()
-            self._take_pauses(now)
+            self._take_pauses()
             error: EventpubError | None = None
             query: Watched | None = None
             if self._starting is not None:
@@ -236,7 +227,7 @@ class Query:
                 final = self.monitor.failures.of_shard(0, error, failures, now)
                 if final is not None:
                     self._is_taken_over = final.code == "sink.other_query"
-                    self.monitor.show(now, is_over=True)
+                    self.monitor.runner.keep_status(is_over=True)
                     raise final
                 log.warning("the query failed; restarting it", error=str(error), wait=wait)
                 start_at, wait = now + wait, min(2 * wait, _LONGEST_WAIT)
@@ -245,14 +236,13 @@ class Query:
             self._look(now)
             if now - shown_at > _SHOWN_EVERY:
                 shown_at = now
-                self._state.beat()
-                self._pages.sample(self.monitor.show(now))
+                self.monitor.runner.show()
                 on_progress(shown(self.monitor, now))
             time.sleep(_LOOKS_EVERY)
         progress.stopped_by = stopped_by()
         self._stop_query()
         _try_to(self.monitor.settle)
-        self.monitor.show(time.monotonic(), is_over=True)
+        self.monitor.runner.keep_status(is_over=True)
         on_progress(shown(self.monitor, time.monotonic()))
         return progress
 
@@ -276,7 +266,7 @@ class Query:
         if error is not None and error.code == HANGING:
             self._require_usable(error, 1, now)
         if error is not None and self.monitor.failures.of_command(CheckTopic({}), error, now):
-            self.monitor.show(now, is_over=True)
+            self.monitor.runner.keep_status(is_over=True)
             raise error
         if self.monitor.well_for(now):
             self.monitor.failures.is_well(0, now, has_progressed=True)
@@ -350,14 +340,10 @@ class Query:
         watched.wait(_LOOKS_EVERY)
         self.monitor.look(watched.last, time.monotonic())  # the last batches
 
-    # -- what others ask --------------------------------------------------------------------------
-
-    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        return pause(self._pauses.put, is_paused, by, _STOPS_WITHIN + 5)
-
-    def _take_pauses(self, now: float) -> None:
-        while not self._pauses.empty():
-            event = self._pauses.get()
+    def _take_pauses(self) -> None:
+        asked = self.monitor.pauses_asked
+        while not asked.empty():
+            event = asked.get()
             if not self.monitor.pauses.ask(event):
                 event.reply(0)
                 continue
@@ -365,7 +351,7 @@ class Query:
                 if self._starting is not None:
                     futures.wait([self._starting], _STOPS_WITHIN)
                 self._stop_query()
-            self.monitor.show(now)  # before the reply
+            self.monitor.runner.keep_status()  # before the reply
             self.monitor.remember()
 
 
