@@ -71,7 +71,6 @@ class Checkpoints:
             return self._of(name, location, Plan(name))
         former, name = name, secrets.token_hex(8)
         log.info("new checkpoint: the topic is read back first", query=name, location=location)
-        start = None if begin.start == 0 else begin.start
         low = begin.low
         if former and progress.get("query") == former:
             with suppress(EventpubError):  # a location that is gone; `low` is of a second before
@@ -80,7 +79,7 @@ class Checkpoints:
                 low = min([low, *(at - 1 for at in found)])
         plan = Plan(
             name,
-            start=start,
+            start=begin.start or None,
             begin=max(begin.start, low - config.recount.horizon),
             upto=begin.start if begin.position is None else begin.position,
             newest=begin.newest,

@@ -13,7 +13,6 @@ from typing import Any
 import structlog
 
 from eventpub.channel import Ended, Lane, PartitionId, Report, Request
-from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard
 from eventpub.coordinator.status import Overview, status
@@ -46,10 +45,8 @@ class Monitor(Overview):
     where = "Spark"
     gives_up = False  # a batch answers with the error
 
-    def __init__(
-        self, config: Config, state: StateDir, prepared: Prepared, publisher: Publisher
-    ) -> None:
-        super().__init__(config, prepared.start_state, self._execute)
+    def __init__(self, state: StateDir, prepared: Prepared, publisher: Publisher) -> None:
+        super().__init__(prepared.assignment.config, prepared.start_state, self._execute)
         self._state, self._prepared, self._publisher = state, prepared, publisher
         self._layout = prepared.assignment.layout
         place = Place(publisher.location)

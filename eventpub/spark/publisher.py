@@ -167,7 +167,7 @@ class Query:
         self._replaces_checkpoint = replaces_checkpoint
         self._publisher = checkpoint
         self._checkpoints = Checkpoints(config, state, prepared)
-        self.monitor = Monitor(config, state, prepared, self._publisher)
+        self.monitor = Monitor(state, prepared, self._publisher)
         self._query: Watched | None = None
         self._starting: futures.Future[EventpubError | None] | None = None
         self._stopping: futures.Future[None] | None = None
