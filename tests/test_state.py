@@ -11,6 +11,7 @@ import shutil
 import stat
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -206,7 +207,7 @@ def test_a_kept_request_is_gone_when_it_was_answered_and_not_when_it_failed(
     """The next start tries it again."""
     state, request = StateDir(tmp_path), Request("r", "skip", "a", 1, 1)
     state.keep(request)
-    reply = Publisher._forget(Mock(_state=state), request)
+    reply = partial(Publisher._forget, Mock(_state=state), request)
     reply(StateError("run.request_failed", "two runners have failed with it"))
     assert state.kept() == [request]
     reply({0: "skipped"})

@@ -261,13 +261,15 @@ def kept_start(state: StateDir, configured: str, storage: Storage) -> dict[str, 
     None if it never did, or if the start is a configured time. Raises state.start_lost.
     """
     for file in (state.start_file, state.run_file, state.progress_file):
-        data = state.read(file) or {}
         is_first = file is state.start_file
-        if (kept := _start_in(data if is_first else data.get("start"))) is not None:
+        kept: Any = state.read(file)
+        if kept and not is_first:
+            kept = kept.get("start")
+        if isinstance(kept, dict) and isinstance(kept.get("position"), int):
             if not is_first:
                 text = "start.json was lost; the start was taken from another file"
                 log.warning(text, file=file.name)
-            return kept
+            return {"configured": "", **kept}
     indexes = [s for count in state.indexed() for s in _summaries(state, count, storage)]
     found = [s.baseline or BEGINNING for s in indexes if s is not None]
     if found:
@@ -326,11 +328,6 @@ def start_lost(state: StateDir) -> StateError:
         " at or before the oldest event to publish: from then on, events missing from the topic are"
         " published, others are not repeated",
     )
-
-
-def _start_in(data: Any) -> dict[str, Any] | None:
-    valid = isinstance(data, dict) and isinstance(data.get("position"), int)
-    return {"configured": "", **data} if valid else None
 
 
 def kept_progress(state: StateDir, shards: int, start: int, storage: Storage) -> dict[str, Any]:

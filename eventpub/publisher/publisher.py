@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent import futures
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -268,7 +269,9 @@ class Publisher:
                 "starting paused; run `eventpub resume` to start publishing",
                 by=prepared.start_state.paused_by,
             )
-        _tune_garbage_collector()
+        # collect cycles less often: rows make none, and it slows a drain by a tenth
+        gc.freeze()
+        gc.set_threshold(100_000, 50, 100)
         return self._publish(prepared)
 
     def _prepared(self) -> Prepared:
@@ -283,7 +286,7 @@ class Publisher:
         if self._stopped_by is not None:
             return None
         prepared = preparing.result()
-        requests = tuple((r, self._forget(r)) for r in self._state.kept())
+        requests = tuple((r, partial(self._forget, r)) for r in self._state.kept())
         return replace(prepared, start_state=replace(prepared.start_state, requests=requests))
 
     def _keep_error(self, error: EventpubError) -> None:
@@ -324,19 +327,14 @@ class Publisher:
     def _next(self, coordinator: Coordinator) -> e.Event:
         """The next event; a tick when due, however many events are pending."""
         wait = coordinator.next_tick(time.monotonic())
-        if wait <= 0:
-            return e.Tick()
-        try:
-            return self._events.get(timeout=wait)
-        except queue.Empty:
-            return e.Tick()
+        with suppress(queue.Empty):
+            if wait > 0:
+                return self._events.get(timeout=wait)
+        return e.Tick()
 
-    def _forget(self, request: Request) -> e.Reply:
-        def forget(outcome: dict[int, str] | EventpubError) -> None:
-            if not isinstance(outcome, EventpubError):  # else the next start retries it
-                self._state.withdraw(request)
-
-        return forget
+    def _forget(self, request: Request, outcome: dict[int, str] | EventpubError) -> None:
+        if not isinstance(outcome, EventpubError):  # else the next start retries it
+            self._state.withdraw(request)
 
     def _catch_signals(self, stack: ExitStack) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -350,9 +348,3 @@ class Publisher:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, stop))
-
-
-def _tune_garbage_collector() -> None:
-    """Collect cycles less often: rows make none, and it slows a drain by a tenth."""
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)

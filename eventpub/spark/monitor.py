@@ -182,24 +182,21 @@ class Monitor(Overview):
 
     def _take_notes(self, now: float) -> None:
         for note in self._notes.take():
-            self._noted(note, now)
-
-    def _noted(self, note: dict[str, Any], now: float) -> None:
-        for shard, refused in note.get("refused", {}).items():
-            self._refused[int(note["batch"]) + 1, int(shard)] = refused
-        self.progress.last_error = note.get("error") or self.progress.last_error
-        for level, text, facts in note.get("lines", ()):
-            getattr(log, level)(text, **facts)
-        for name, value in note.get("seen", {}).items():
-            setattr(self.progress, name, value)
-        for name, more in note.get("counted", {}).items():
-            setattr(self.progress, name, getattr(self.progress, name) + more)
-        for name, (state, message) in note.get("checks", {}).items():
-            self.health.set(name, state, message, now)
-            if name == "boundary" and state == "ok":
-                self.polled_at = now
-                if not self.progress.lag_seconds:  # nothing is due
-                    self._well_since = self._well_since or now
+            for shard, refused in note.get("refused", {}).items():
+                self._refused[int(note["batch"]) + 1, int(shard)] = refused
+            self.progress.last_error = note.get("error") or self.progress.last_error
+            for level, text, facts in note.get("lines", ()):
+                getattr(log, level)(text, **facts)
+            for name, value in note.get("seen", {}).items():
+                setattr(self.progress, name, value)
+            for name, more in note.get("counted", {}).items():
+                setattr(self.progress, name, getattr(self.progress, name) + more)
+            for name, (state, message) in note.get("checks", {}).items():
+                self.health.set(name, state, message, now)
+                if name == "boundary" and state == "ok":
+                    self.polled_at = now
+                    if not self.progress.lag_seconds:  # nothing is due
+                        self._well_since = self._well_since or now
 
     def _reported(self, batch: int, report: Report, now: float) -> None:
         refused = self._refused.pop((batch, report.shard), [])

@@ -307,14 +307,20 @@ class Planner:
         return None
 
     def _check_table(self) -> None:
-        tells_apart = not (self.layout.key_is_unique and self._observed.is_of_publisher)
+        was_unique = self.layout.key_is_unique
         with suppress(StoreError):  # readers will meet it too
             checked = self._checks.table()
             if self._changes.altered(checked) is not None:
                 self.reconnect(checked.layout)
-        if not (tells_apart or self.layout.key_is_unique):
+        if was_unique and self._observed.is_of_publisher and not self.layout.key_is_unique:
             self._observed.polled(self._clock())
-            raise _second_rows(self.layout)
+            raise StateError(
+                "state.second_rows",
+                "the event table now allows several rows per version, which the indexes cannot tell"
+                " apart: they were built while it allowed one",
+                where=self.layout.where,
+                suggestion="restart the publisher: it reads the topic back first",
+            )
 
     # -- recount ----------------------------------------------------------------------------------
 
@@ -375,13 +381,3 @@ class Planner:
         now, read = self._checks.store.now(), (position, position)
         self._recounting.begin_last(now, *read, last.unpublished_since)
         return self._count_due(last, now, read, math.inf) and self._recounting.is_over()
-
-
-def _second_rows(layout: Layout) -> StateError:
-    return StateError(
-        "state.second_rows",
-        "the event table now allows several rows per version, which the indexes cannot tell apart:"
-        " they were built while it allowed one",
-        where=layout.where,
-        suggestion="restart the publisher: it reads the topic back first",
-    )

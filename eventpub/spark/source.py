@@ -15,6 +15,7 @@ Imports are local: most of Spark's processes that create these objects only pass
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -73,19 +74,16 @@ class EventStoreDataSource(DataSource):
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = dict(given)
-        self._made: Driver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks get a copy without open connections."""
-        return {"_given": self._given, "_made": None}
+        return {"_given": self._given}
 
-    @property
+    @cached_property
     def _driver(self) -> Driver:
         from eventpub.spark.driver import Driver
 
-        if self._made is None:
-            self._made = Driver(_options(self._given))
-        return self._made
+        return Driver(_options(self._given))
 
     # -- in the driver ----------------------------------------------------------------------------
 
@@ -115,8 +113,8 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._driver.committed(end)
 
     def stop(self) -> None:
-        if self._made is not None:
-            self._made.close()
+        if "_driver" in vars(self):
+            self._driver.close()
 
     # -- in a task --------------------------------------------------------------------------------
 
