@@ -189,7 +189,18 @@ class Driver:
 
     def _next(self, last: Plan) -> Plan | None:
         if self._planner is None:
-            self._planner = self._new_planner(last)
+            options, place, state = self.options, Place(self.options.state), self._state
+            _require_own(options, place, last)
+            self._planner = Planner(
+                options.config,
+                EventStore.discover(options.config.store),
+                options.partitions,
+                Journals(place, last.query),
+                options.most_rows,
+                until=self._until,
+                requests=lambda: [] if state is None else asked(state),
+                observed=self._observed,
+            )
         return self._planner.next(last, is_ours=last.batch == self._begun)
 
     def reported(self) -> Offset | None:
@@ -220,20 +231,6 @@ class Driver:
             log.warning(
                 "old journals could not be removed; trying again in a minute", error=str(error)
             )
-
-    def _new_planner(self, last: Plan) -> Planner:
-        options, place, state = self.options, Place(self.options.state), self._state
-        _require_own(options, place, last)
-        return Planner(
-            options.config,
-            EventStore.discover(options.config.store),
-            options.partitions,
-            Journals(place, last.query),
-            options.most_rows,
-            until=self._until,
-            requests=lambda: [] if state is None else asked(state),
-            observed=self._observed,
-        )
 
 
 def parts_of_time(options: SourceOptions) -> list[Part]:

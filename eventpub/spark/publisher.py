@@ -315,7 +315,13 @@ class Query:
         self._query = None
         if query.is_active:
             self._spark.end(kills=True)
-            return query, _frozen()
+            return query, StateError(
+                "shard.failed",
+                f"Spark's process has not answered for {_FROZEN_AFTER:.0f} s, and was ended",
+                suggestion="nothing to do: it is started again; if this repeats, give it more"
+                " memory (spark.driver.memory in [spark.properties])",
+                retriable=True,
+            )
         with suppress(Exception):
             failed = query.query.exception()
             if failed is None and self._available_now:
@@ -353,16 +359,6 @@ class Query:
                 self._stop_query()
             self.monitor.runner.keep_status()  # before the reply
             self.monitor.remember()
-
-
-def _frozen() -> EventpubError:
-    return StateError(
-        "shard.failed",
-        f"Spark's process has not answered for {_FROZEN_AFTER:.0f} s, and was ended",
-        suggestion="nothing to do: it is started again; if this repeats, give it more memory"
-        " (spark.driver.memory in [spark.properties])",
-        retriable=True,
-    )
 
 
 def _try_to(do: Callable[[], object]) -> None:

@@ -231,15 +231,6 @@ class _PlainRows:
         default = options.sink.topic if options.has_topic else None
         self._topics = [topic or default for topic in _values(rows, "topic")]
         self._sink, self._counts = sink, sink.partitions
-        self._require_topics()
-        self._partitions = [
-            _partition(number, key, row, self._counts[str(topic)])
-            for row, (number, key, topic) in enumerate(
-                zip(_values(rows, "partition"), self._keys, self._topics, strict=True)
-            )
-        ]
-
-    def _require_topics(self) -> None:
         for topic in {*self._topics}:
             if topic is None:
                 raise SinkError(
@@ -249,6 +240,12 @@ class _PlainRows:
                     suggestion="set the option topic, or fill the column",
                 )
             self._require(topic, topic)
+        self._partitions = [
+            _partition(number, key, row, self._counts[str(topic)])
+            for row, (number, key, topic) in enumerate(
+                zip(_values(rows, "partition"), self._keys, self._topics, strict=True)
+            )
+        ]
 
     def _require(self, name: str, topic: str) -> None:
         if name not in self._counts:
