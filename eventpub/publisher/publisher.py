@@ -138,7 +138,7 @@ class CommandRunner:
         document: Callable[[], dict[str, Any]],
         post: Callable[[e.Event], None],
         *,
-        check_broker: Callable[[e.Command], e.Event] | None = None,
+        check_broker: Callable[[e.Command], Any] | None = None,
         answer: Callable[[Request], dict[str, str] | None] = lambda _: None,
         pause_timeout: float = 5.0,
     ) -> None:
