@@ -11,7 +11,7 @@ replica of the others. Only the operator can know that all writers use one of th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -32,6 +32,7 @@ from eventpub.sources.mysql.connection import (
 
 _OFF = {None, 0, "0", "OFF"}
 _ON = {"ON", "1"}
+_READ_ONLY = "@@GLOBAL.read_only, @@GLOBAL.innodb_read_only"
 _OF_A_GROUP = "group_replication_"  # channels that a group's primary has, too
 _CLUSTER_VARIABLES = (
     "SHOW GLOBAL VARIABLES WHERE variable_name IN ('wsrep_on', 'wsrep_provider',"
@@ -105,22 +106,23 @@ class Server:
         return "is writable"
 
 
-def _role(connection: Connection) -> tuple[str, bool]:
-    """The server's identity, and whether it is read only."""
-    identity = "@@server_uuid"
+def columns(connection: Connection) -> str:
+    """The columns to SELECT: two flags, whether it is read only, and its identity."""
     if is_mariadb(connection):
-        identity = "CONCAT_WS('/', @@GLOBAL.server_id, @@hostname, @@port)"
-    sql = f"SELECT @@GLOBAL.read_only, @@GLOBAL.innodb_read_only, {identity}"
-    *flags, found = run(connection, sql)[0]
-    return str(found), any(flag not in _OFF for flag in flags)
+        return f"{_READ_ONLY}, CONCAT_WS('/', @@GLOBAL.server_id, @@hostname, @@port)"
+    return f"{_READ_ONLY}, @@server_uuid"
+
+
+def _is_read_only(flags: Iterable[object]) -> bool:
+    return any(flag not in _OFF for flag in flags)
 
 
 def examine(config: Store, connection: Connection) -> Server:
     with mapped(display_name(config)):
-        identity, is_read_only = _role(connection)
+        *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
         source, is_visible = _source(connection)
         cluster = cluster_of(dict(run(connection, _CLUSTER_VARIABLES)))
-        return Server(identity, is_read_only, source, is_visible, cluster)
+        return Server(str(identity), _is_read_only(flags), source, is_visible, cluster)
 
 
 def cluster_of(variables: Mapping[str, str]) -> str | None:
@@ -142,24 +144,29 @@ _EXAMINED_EVERY = 60.0
 
 
 def require_primary(config: Store, connection: Connection) -> str:
-    """The server's identity. Refuses one that must not be read; retriable, as the address may move.
+    """The server's identity; raises like `require_role`."""
+    with mapped(display_name(config)):
+        *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
+    require_role(config, connection, flags, str(identity))
+    return str(identity)
+
+
+def require_role(config: Store, connection: Connection, flags: list[object], identity: str) -> None:
+    """Refuse a server that must not be read; retriable, as the address may move.
 
     Raises:
         StoreError: store.replica, store.multi_primary
     """
-    with mapped(display_name(config)):
-        identity, is_read_only = _role(connection)
-    met = (display_name(config), identity)
     if config.allow_replica:
-        return identity
-    if is_read_only:
+        return
+    met = (display_name(config), identity)
+    if _is_read_only(flags):
         _primaries.pop(met, None)
         Server(identity, True, None, False).require_primary(config, retriable=True)
     elif monotonic() - _primaries.get(met, float("-inf")) > _EXAMINED_EVERY:
         _primaries.pop(met, None)
         examine(config, connection).require_primary(config, retriable=True)
         _primaries[met] = monotonic()
-    return identity
 
 
 def _source(connection: Connection) -> tuple[str | None, bool]:
