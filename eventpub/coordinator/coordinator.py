@@ -47,6 +47,8 @@ class Coordinator(Overview):
             do=do,
         )
         self._fold_said_at = float("-inf")
+        self._polled_upto = 0
+        """Boundary of the last poll, µs; that of `lag` may be newer."""
         self._handlers: dict[type, Callable[..., None]] = {
             Report: self._reported,
             Ended: self.runners.ended,
@@ -162,7 +164,7 @@ class Coordinator(Overview):
             self._remember()
         if is_first_written:  # distinguishes a recreated topic from a new one
             self._remember()
-        if self.polled_at is not None and self.durable.position >= self.lag.boundary:
+        if self.polled_at is not None and self.durable.position >= self._polled_upto:
             # rows written since that poll are unknown
             self.lag.is_none(self.polled_at)
 
@@ -175,7 +177,7 @@ class Coordinator(Overview):
     # -- windows ----------------------------------------------------------------------------------
 
     def _polled(self, poll: e.Poll, result: PollResult, now: float) -> None:
-        self.polled_at = now
+        self.polled_at, self._polled_upto = now, result.upper
         self.lag.boundary = result.upper
         self.progress.without_identity += result.without_identity
         if result.state != "denied":  # hidden rows stay hidden without the privilege

@@ -85,7 +85,7 @@ class Health:
         self._got_on_at: float | None = None
         self._folding: dict[int, tuple[Folding, float]] = {}
         """By shard that reads its topic back: its progress, and when that was reported."""
-        self.errors: dict[int, tuple[EventpubError, float]] = {}
+        self.errors: dict[int, tuple[str, str, float]] = {}
         """By shard: the last, and when it came."""
         self.lacking = ""
         """What publishing waits for."""
@@ -145,7 +145,7 @@ class Health:
         self._folding.pop(number, None)
         if isinstance(message, Ended):
             if (error := message.error) is not None:
-                self.errors[number] = error, now
+                self.errors[number] = error.code, error.message, now
                 self.set(f"shard {number}", "error", _text_of(error), now)
         else:
             name = _of(self._shards[number])

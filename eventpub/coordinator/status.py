@@ -177,7 +177,8 @@ def _of_check(check: NamedCheck, now: float) -> dict[str, Any]:
 
 def _of_shard(overview: Overview, shard: Shard, now: float) -> dict[str, Any]:
     known = overview.progress.per_shard.get(shard.number, {})
-    error, at = overview.health.errors.get(shard.number, (None, now))
+    code, message, at = overview.health.errors.get(shard.number, (None, None, now))
+    error = {"code": code, "message": message, "where": HERE, "at": unix(at, now)}
     return {
         "shard": shard.number,
         "where": known.get("where", ""),
@@ -186,8 +187,8 @@ def _of_shard(overview: Overview, shard: Shard, now: float) -> dict[str, Any]:
         "lag_seconds": lag_seconds(overview, now, shard),
         "is_running": shard.lane is not None,
         "in_work": overview.in_work(shard),
-        "last_error": error
-        and {"code": error.code, "message": error.message, "where": HERE, "at": unix(at, now)},
+        "last_error": code
+        and {"code": code, "message": message, "where": HERE, "at": unix(at, now)},
     }
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from eventpub.coordinator import events as e
 from eventpub.publisher.workers import MOST_EVENTS, ChecksWork
 from eventpub.sources.base import Poll
+
+from .life import begun
 
 SECOND = 1_000_000
 
@@ -44,3 +47,16 @@ def test_what_is_not_read_is_counted() -> None:
 
 def test_of_a_long_backlog_only_the_age_is_exact() -> None:
     assert measured(MOST_EVENTS + 5) == (round((MOST_EVENTS + 4) / SECOND, 6), MOST_EVENTS)
+
+
+def test_nothing_is_left_where_the_last_window_is_published_although_a_measurement_was_newer() -> (
+    None
+):
+    life, runners = begun()
+    life.polled(2_000 * SECOND, now=2_001 * SECOND, upper=2_000 * SECOND)
+    newer = e.LagMeasured(1_000 * SECOND, 2_000 * SECOND + 1, 1_000.0, 7)
+    life.on(e.Done(e.MeasureLag(1_000 * SECOND), newer))
+    assert life.coordinator.progress.lag_seconds == 1_000.0
+    for runner in runners:
+        life.reports_done(runner)
+    assert life.coordinator.progress.lag_seconds == 0.0
