@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,8 +87,9 @@ def _folder(stack: ExitStack, keep: str | None) -> Path:
         folder = Path(keep).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-    made = tempfile.TemporaryDirectory(prefix="eventpub-demo-", ignore_cleanup_errors=True)
-    return Path(stack.enter_context(made))
+    made = tempfile.mkdtemp(prefix="eventpub-demo-")
+    stack.callback(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
 
 
 def _servers(stack: ExitStack, folder: Path) -> tuple[Database, Kafka]:

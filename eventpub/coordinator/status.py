@@ -187,8 +187,7 @@ def _of_shard(overview: Overview, shard: Shard, now: float) -> dict[str, Any]:
         "lag_seconds": lag_seconds(overview, now, shard),
         "is_running": shard.lane is not None,
         "in_work": overview.in_work(shard),
-        "last_error": code
-        and {"code": code, "message": message, "where": HERE, "at": unix(at, now)},
+        "last_error": error if code else None,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> li
 
 
 def require_absent(file: Path) -> None:
-    if file.exists():
+    if os.path.lexists(file):
         raise ConfigError(
             "init.file_exists",
             f"{file} already exists",

@@ -79,14 +79,7 @@ class Worker:
             except EventpubError as error:
                 outcome = e.Failed(command, error)
             except Exception as error:
-                unexpected = StateError(
-                    "coordinator.failed",
-                    f"unexpected error in {type(command).__name__}: {type(error).__name__}:"
-                    f" {words_of(error)}",
-                    suggestion="this is a bug in eventpub, please report it; retrying",
-                    retriable=True,
-                )
-                outcome = e.Failed(command, unexpected)
+                outcome = e.Failed(command, unexpected(command, error))
             self._post(outcome)
         with suppress(EventpubError):
             self._close()
@@ -97,6 +90,15 @@ def end_all(workers: Sequence[Worker], timeout: float) -> None:
     deadline = time.monotonic() + timeout
     for thread in [worker.end() for worker in workers]:
         thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def unexpected(command: e.Command, error: Exception) -> StateError:
+    return StateError(
+        "coordinator.failed",
+        f"unexpected error in {type(command).__name__}: {type(error).__name__}: {words_of(error)}",
+        suggestion="this is a bug in eventpub, please report it; retrying",
+        retriable=True,
+    )
 
 
 class BoundaryWork:

@@ -184,7 +184,8 @@ class Markers:
         ranges = {self.place: (begin, end)}
         for message in iter_ranges(self._clients, ranges, committed=True, few=True):
             id_, _, number = (message.key() or b"").decode(errors="replace").rpartition("/")
-            if id_ == self._id and message.value():
+            is_ours = id_ == self._id and number.lstrip("-").isdigit()
+            if is_ours and message.value():
                 found.append((int(number), json.loads(message.value())))
         return found[::-1]
 

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import PollResult
-from eventpub.publisher.workers import in_thread
+from eventpub.errors import EventpubError
+from eventpub.publisher.workers import in_thread, unexpected
 from eventpub.state import StateDir
 
 _PAGE_BYTES = 64 << 20
@@ -58,7 +59,12 @@ class Ahead:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self, poll: e.Poll) -> tuple[int, PollResult]:
-        result = self._do(replace(poll, with_rows=self._has_room(), page_bytes=_PAGE_BYTES))
+        try:
+            result = self._do(replace(poll, with_rows=self._has_room(), page_bytes=_PAGE_BYTES))
+        except EventpubError:
+            raise
+        except Exception as error:
+            raise unexpected(poll, error) from error
         try:
             self._keep(poll.after, result)
         except OSError:  # as on a full disk: the tasks read the window

@@ -10,6 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 import structlog
@@ -162,9 +163,8 @@ class Driver:
         self._until = self._waited(lambda: self._asked(EventStore.now))
 
     def _asked(self, ask: Callable[[EventStore], T]) -> T:
-        store = self.options.config.store
-        with EventStore(store, EventStore.discover(store)) as opened:
-            return ask(opened)
+        with EventStore(self.options.config.store, self._layout) as store:
+            return ask(store)
 
     def latest(self, start: Offset) -> Offset:
         """The next batch; `start` if there is nothing to do, or during an outage."""
@@ -193,7 +193,7 @@ class Driver:
             _require_own(options, place, last)
             self._planner = Planner(
                 options.config,
-                EventStore.discover(options.config.store),
+                self._layout,
                 options.partitions,
                 Journals(place, last.query),
                 options.most_rows,
@@ -217,6 +217,11 @@ class Driver:
         if self._planner is not None:
             return self._planner.layout
         _require_own(self.options, Place(self.options.state), plan)
+        return self._layout
+
+    @cached_property
+    def _layout(self) -> Layout:
+        """As found first; the planner compares the table with it."""
         return EventStore.discover(self.options.config.store)
 
     def committed(self, end: Offset) -> None:

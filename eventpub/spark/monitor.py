@@ -113,8 +113,7 @@ class Monitor(Overview):
         if last is not None:
             with suppress(Exception):  # a location that is away: tasks report it
                 self._take(last, now)
-        while not self._events.empty():
-            self._observe(self._events.get(), now)
+        self._observe_all(now)
         self.requests.send(is_paused=self.pauses.is_paused)
         if (requests := self.requests.take_back()) != self._left:
             self._left = requests if leave(self._state, requests) else []
@@ -166,6 +165,7 @@ class Monitor(Overview):
         self._take_upto(self._journals.newest(), time.monotonic())
         self._watch.measure()
         self.remember()
+        self._observe_all(time.monotonic())
 
     def settle(self) -> None:
         """The query was stopped: markers on the topic tell whether its last batch was published."""
@@ -179,6 +179,7 @@ class Monitor(Overview):
                 self._take_upto(newest, time.monotonic())
         self._watch.measure()
         self.remember()
+        self._observe_all(time.monotonic())
 
     def _take_notes(self, now: float) -> None:
         for note in self._notes.take():
@@ -224,6 +225,10 @@ class Monitor(Overview):
         if request is None or answer != "published":
             return False
         return any((request.aggregate_id, request.version) == (a, v) for a, v, _ in refused)
+
+    def _observe_all(self, now: float) -> None:
+        while not self._events.empty():
+            self._observe(self._events.get(), now)
 
     def _observe(self, event: e.Event, now: float) -> None:
         self.see(event, now)
