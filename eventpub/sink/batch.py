@@ -21,7 +21,7 @@ from eventpub.private_apis import bulk
 from eventpub.sink import client, faults, records
 from eventpub.sink.base import Content, CrashPoint, no_crash
 from eventpub.sink.client import Clients
-from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.encoder import Encoder
 from eventpub.sink.records import PartitionId
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Events:
     """Rows of `EVENTS` for one topic; `limit` caps timestamps, µs."""
 
     rows: pa.Table
-    encoder: CloudEvents
+    encoder: Encoder
     late: npt.NDArray[np.bool_] | None
     partitions: npt.NDArray[np.int32]
     limit: int = records.FAR_AHEAD
@@ -152,7 +152,7 @@ class Caution:
 
 def batch_of(
     sink: config.Sink,
-    encoder: CloudEvents,
+    encoder: Encoder,
     shard: Shard,
     content: Content,
     *,

@@ -1,7 +1,8 @@
-"""Makes records of admitted rows.
+"""The protocol `Encoder`, which makes records of admitted rows, and its CloudEvents implementation.
 
-The same rows give the same records, in the same order; a dead letter is bounded in size, since the
-broker would refuse it as well.
+Every implementation promises, and `tests/sink/test_encoder.py` checks: the same rows give the same
+records, in the same order; the key is the aggregate; the partition is the given one; headers carry
+the version; a dead letter is bounded in size, since the broker would refuse it as well.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +37,29 @@ MOST_PAYLOAD = 256 * 1024
 """Largest payload in a dead letter, bytes."""
 
 
+class Encoder(Protocol):
+    """`limit` caps record timestamps, µs."""
+
+    def events(self, rows: Rows, placed: Placed, late: Marks, limit: int) -> records.Columns:
+        """Encode rows of `EVENTS` one by one."""
+
+    def fixed(
+        self, rows: Rows, placed: Placed, late: Marks, limit: int
+    ) -> records.FixedEvents | None:
+        """Encode rows in bulk; None if their headers are not uniform."""
+
+    def gap(self, gap: SkippedGap, partitions: int, limit: int) -> Record:
+        """Encode a skip."""
+
+    def dead(
+        self, row: DeadRow, shard: tuple[int, int], limit: int, *, reduced: bool = False
+    ) -> Record:
+        """Encode a dead letter; `shard`: partition count, and partition for rows without a key."""
+
+
 @dataclass(frozen=True)
 class CloudEvents:
-    """Encodes as described in `records`.
-
-    `source` becomes `ce_source`; events also have the headers `more`. `limit` caps record
-    timestamps, µs.
-    """
+    """Encodes as described in `records`; `source` becomes `ce_source`; `more` headers of events."""
 
     source: str
     more: tuple[tuple[str, bytes], ...] = ()
@@ -50,7 +67,6 @@ class CloudEvents:
     def events(
         self, rows: Rows, placed: Placed, late: Marks = None, limit: int = FAR_AHEAD
     ) -> records.Columns:
-        """Encode rows of `EVENTS` one by one."""
         common = self._common(rows, placed, limit)
         # Constant headers by C iterators: this is the publisher's hottest line.
         columns: list[Iterable[Header]] = [
@@ -75,7 +91,6 @@ class CloudEvents:
     def fixed(
         self, rows: Rows, placed: Placed, late: Marks = None, limit: int = FAR_AHEAD
     ) -> records.FixedEvents | None:
-        """Encode rows in bulk; None if their headers are not uniform."""
         if rows.column("metadata").null_count < len(rows) or (late is not None and late.any()):
             return None
         return self._common(rows, placed, limit)
@@ -130,7 +145,6 @@ class CloudEvents:
         then `eventpub_payload_bytes` has its size. A type or metadata above `MOST_TEXT` is replaced
         by `eventpub_type_bytes` or `eventpub_metadata_bytes`, and a longer reason is cut. From
         `eventpub_conflict` (`row.published`) a rebuilt index recognizes other rows of this kind.
-        `shard`: partition count, and partition for rows without a key.
         """
         reason = row.reason.encode(errors="replace")[: 1024 if reduced else MOST_TEXT]
         headers: list[Header] = [

@@ -14,7 +14,7 @@ from eventpub.sink import client, faults
 from eventpub.sink.base import Content, CrashPoint, PublishedBatch, no_crash
 from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.client import Clients
-from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.encoder import CloudEvents, Encoder
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Decoder
 from eventpub.sink.missing_markers import lost_records
@@ -40,7 +40,7 @@ class ShardSink:
         shard: Shard,
         *,
         owner: str | None = None,
-        encoder: CloudEvents | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self._clients, self._sink = clients, clients.sink
         self._encoder = encoder or CloudEvents(app_id)
