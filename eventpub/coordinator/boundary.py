@@ -161,7 +161,9 @@ class Boundary:
             timed_out=0 if watermark is None else watermark.timed_out - timed_out,
             ended=()
             if watermark is None
-            else tuple((at - _SHOWS_AT_LAST, upto) for at, upto in watermark.take_ended()),
+            else tuple(
+                (at - _SHOWS_AT_LAST, upto + _SHOWS_AT_LAST) for at, upto in watermark.take_ended()
+            ),
             pause=self._pause(poll),
             rows=rows,
             without_identity=self._store.without_identity - passed_over,

@@ -37,7 +37,7 @@ class Recounting:
         self._counting: Count | None = None
         self._at_most = MOST_BUCKETS
         self._alone: set[int] = set()
-        self._late_until = 0.0
+        self._late_until, self._late_first = 0.0, False
         self._is_last = False
         self.comparison = Comparison()
 
@@ -84,7 +84,9 @@ class Recounting:
     # -- counting ---------------------------------------------------------------------------------
 
     def second(self, now: float) -> None:
-        self._late_until = now + _LATE_SHARE
+        """Give late counts their share; the first of them precedes others, which may take longer
+        than that."""
+        self._late_until, self._late_first = now + _LATE_SHARE, True
 
     def next_count(
         self,
@@ -97,7 +99,10 @@ class Recounting:
         """The next count, if one is due and none in flight. `now` is µs, `at` monotonic s."""
         if self._counting is not None:
             return None
-        buckets, in_turn = self.recount.due(now, position, reached, hidden_since), True
+        buckets = self.recount.late(now, position) if self._late_first else []
+        in_turn, self._late_first = not buckets, False
+        if not buckets:
+            buckets = self.recount.due(now, position, reached, hidden_since)
         if not buckets and (at < self._late_until or self._is_last):
             buckets, in_turn = self.recount.late(now, position), False
         if not buckets:

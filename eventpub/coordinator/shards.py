@@ -183,6 +183,7 @@ _PASSES_WITHIN = {
     **dict.fromkeys(("config.password_file", "config.sink_property"), _ROTATED_WITHIN),
     **dict.fromkeys(("sink.auth_failed", "store.auth_failed"), _ROTATED_WITHIN),
     **dict.fromkeys(("store.tls_failed", "store.privilege_missing"), _ROTATED_WITHIN),
+    "sink.not_authorized": _ROTATED_WITHIN,
     **dict.fromkeys(("store.database_missing", "store.table_missing"), 60.0),
     **dict.fromkeys(("store.column_missing", "store.index_missing"), 60.0),
     **{"store.query_failed": 60.0, "sink.topic_missing": 30.0},

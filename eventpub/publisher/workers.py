@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 import time
@@ -81,6 +82,8 @@ class Worker:
             except Exception as error:
                 outcome = e.Failed(command, unexpected(command, error))
             self._post(outcome)
+            if isinstance(outcome, e.Failed):
+                gc.collect()  # clients that failed refer to their own errors
         with suppress(EventpubError):
             self._close()
 

@@ -150,6 +150,7 @@ def serve(
         error = _unexpected(number, f"{type(found).__name__}: {words_of(found)}")
     finally:
         post(Ended(number, error))
+        del error  # or its frames, and the producer with them, would wait for a garbage collection
 
 
 def _unexpected(number: int, what: str) -> StateError:

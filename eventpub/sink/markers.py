@@ -137,6 +137,7 @@ class Markers:
     def back_to(self, query: str, batch: int, *, waits: float | None = None) -> list[Marker]:
         """This id's markers back to the previous batch or another query's, the last first.
 
+        Of each number only the last, as the compacted topic may have: there may be days between.
         It `waits` so many seconds for open transactions, by default as long as one may last. A task
         that published nothing has no marker, so a batch may have none.
 
@@ -149,19 +150,20 @@ class Markers:
             raise hanging(self._clients.sink, self.place, held[self.place], end, open_for)
         low, count = 0, _READ_AT_FIRST
         while True:
-            begin = max(low, end - count)
+            begin, is_enough = max(low, end - count), False
+            found: dict[int, dict[str, Any]] = {}
             try:
-                found = self._read(begin, end)
+                for number, marker in self._read(begin, end):
+                    is_enough |= marker["query"] != query or marker["batch"] < batch
+                    found.pop(number, None)
+                    found[number] = marker
             except SinkError as error:
                 if error.code != "sink.offset_gone":
                     raise
                 low = list_offsets(self._clients, [self.place], "earliest")[self.place]
                 continue
-            is_enough = any(
-                marker["query"] != query or marker["batch"] < batch for _, marker in found
-            )
             if is_enough or begin == low:
-                return found
+                return [*reversed(found.items())]
             count *= 4
 
     def are_after(self, owner: str) -> bool:
@@ -178,16 +180,14 @@ class Markers:
         owners = (marker["query"] for marker in found if marker["batch"] < 0)
         return bool(found) and found[0]["batch"] >= 0 and next(owners, owner) == owner
 
-    def _read(self, begin: int, end: int) -> list[Marker]:
-        """This id's markers in a range, the last first."""
-        found: list[Marker] = []
+    def _read(self, begin: int, end: int) -> Iterator[Marker]:
+        """This id's markers in a range."""
         ranges = {self.place: (begin, end)}
         for message in iter_ranges(self._clients, ranges, committed=True, few=True):
             id_, _, number = (message.key() or b"").decode(errors="replace").rpartition("/")
             is_ours = id_ == self._id and number.lstrip("-").isdigit()
             if is_ours and message.value():
-                found.append((int(number), json.loads(message.value())))
-        return found[::-1]
+                yield int(number), json.loads(message.value())
 
     def batch(self, markers: Mapping[int, Mapping[str, Any]]) -> Batch:
         now = int(self._clients.clock.time() * 1000)

@@ -328,6 +328,16 @@ class NumberedSink:
         marker = last(markers) or last(self.markers.back_to(numbered.query, numbered.after))
         spans = [] if marker is None else spans_of({numbered.task: marker})
         written = {s.place: (s.first, s.end) for s in spans if s.place[0] == self._sink.topic}
+        place = self.markers.place
+        if marker is None and list_offsets(self._clients, [place], "earliest")[place]:
+            self.markers.refuse(
+                "sink.markers_gone",
+                f"topic {place[0]} no longer has the marker of task {numbered.task} of batch"
+                f" {numbered.after}, so whether its rows are visible is unknown; nothing more was"
+                " published",
+                suggestion=f"set cleanup.policy = compact for {place[0]}: retention has removed"
+                " markers. A new checkpoint reads the topic back",
+            )
         if marker is None or (written and unseen(self._clients, written)):
             self.markers.refuse(
                 "sink.not_visible",

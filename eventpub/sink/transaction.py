@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from eventpub.errors import EventpubError, SinkError
+from eventpub.errors import EventpubError, SinkError, from_dict
 from eventpub.sink import client, client_settings, faults
 from eventpub.sink.base import CrashPoint, RecordRefusedError, no_crash
 from eventpub.sink.batch import Batch, Caution, Producing
@@ -92,7 +93,7 @@ class TransactionWriter:
         self._began = 0.0
         self._timeout = timeout
         self._closed = False
-        self._failure: EventpubError | None = None
+        self._failure: dict[str, Any] | None = None
         self._producer: Producer | None = None
         conf = client_settings.producer_settings(self._sink, self._id)
         self._commit_slice = min(5.0, int(conf["socket.timeout.ms"]) / 2000)
@@ -124,7 +125,7 @@ class TransactionWriter:
         if self._producer is not None or self._closed:
             return
         if self._failure is not None:  # who was fenced does not fence back
-            raise self._failure
+            raise from_dict(self._failure)
         try:
             try:
                 self._producer = self._take_over()
@@ -134,7 +135,8 @@ class TransactionWriter:
                     raise
                 self._producer = self._take_over()
         except EventpubError as error:
-            self.needs_replacement, self._failure = True, error
+            # without its frames, which keep the producer alive, and taking over
+            self.needs_replacement, self._failure = True, error.to_dict()
             raise
 
     def _take_over(self) -> Producer:

@@ -449,9 +449,26 @@ def test_late_counts_have_their_share_of_a_second() -> None:
     counting.finds(counting.next())
     counting.recounting.recount.note([2])
     counting.recounting.second(7.0)
+    counting.finds(counting.next(at=7.6, now=53), now=53)
+    counting.recounting.recount.note([3])
     assert counting.next(at=7.6, now=53) is None
     counting.recounting.second(8.0)
-    assert counting.next(at=8.4, now=53) is not None
+    counting.finds(counting.next(at=8.4, now=53), now=53)
+    assert counting.asked[1:] == [[2], [3]]
+
+
+def test_late_counts_come_also_where_each_in_turn_takes_longer_than_their_share() -> None:
+    recounting, counts = Recounting(HORIZON, start=0), list[Count]()
+    for second in range(20, 40):
+        now = second * SECOND
+        recounting.second(second)
+        if second == 30:
+            recounting.recount.note([2])
+        count = recounting.next_count(now, now - SECOND, now - SECOND, None, second + 0.7)
+        assert count is not None
+        recounting.counted(count, Counted(now, count.expected))
+        counts.append(count)
+    assert [c.buckets for c in counts if not c.in_turn] == [(2,)]
 
 
 def test_the_last_count_leaves_nothing_that_was_noted_and_has_all_the_time() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from eventpub import config
 from eventpub.errors import SinkError
@@ -323,6 +325,40 @@ def test_what_a_task_has_committed_is_published_again_with_its_marker(
     assert found["written"] != marker["written"]
     numbered.NumberedSink(clients, APP).settle({0: found}, [0])
     assert_published_once(own_broker.open, sink.topic, FIRST, there)
+
+
+def test_of_the_markers_since_a_quiet_tasks_last_one_only_the_newest_are_kept(
+    sink: config.Sink,
+) -> None:
+    """There may be a day of them: they had taken a gigabyte."""
+    batches = numbered.NumberedSink(Clients(sink), APP, at_start=4)
+    batches.publish(Numbered("q1", 0, 1), Parts(sink, FIRST))
+    for batch in range(1, 150):
+        marker = Numbered("q1", batch, 0).marker() | {"written": {}}
+        with TransactionWriter(Clients(sink), APP, 0) as writer:
+            writer.run([batches.markers.batch({0: marker})])
+    found = batches.markers.back_to("q1", 0)
+    assert [(number, marker["batch"]) for number, marker in found] == [(0, 149), (1, 0)]
+    assert batches.publish(Numbered("q1", 150, 1, after=0), Parts(sink, SECOND)).is_new
+
+
+def test_markers_that_retention_has_removed_are_not_taken_for_a_lost_commit(
+    sink: config.Sink, own_broker: OwnBroker
+) -> None:
+    """The topic was made by hand, without `cleanup.policy=compact`."""
+    admin = AdminClient({"bootstrap.servers": own_broker.open})
+    name = numbered.markers_of(sink)
+    for future in admin.create_topics([NewTopic(name, 1, 1)]).values():
+        future.result(10)
+    eventually(lambda: name in admin.list_topics(timeout=5).topics)
+    batches = numbered.NumberedSink(Clients(sink), APP)
+    batches.publish(Numbered("q1", 0, 1), Parts(sink, FIRST))
+    for future in admin.delete_records([TopicPartition(name, 0, 1)]).values():
+        future.result(10)
+    batches.publish(Numbered("q1", 1, 0), Parts(sink, SECOND))
+    with pytest.raises(SinkError, match="compact") as caught:
+        batches.publish(Numbered("q1", 2, 1, after=0), Parts(sink, THIRD))
+    assert caught.value.code == "sink.markers_gone"
 
 
 def test_what_cannot_be_told_from_others_records_is_named(

@@ -442,3 +442,22 @@ def test_what_is_written_while_a_reader_stands_still_is_not_of_the_future(
 def test_an_empty_window_has_the_schema_of_events(database: FreshDatabase) -> None:
     store = open_store(create(database))
     assert pa.Table.from_batches(store.window(0, NOON, None), EVENTS).num_rows == 0
+
+
+@both
+def test_a_time_that_does_not_exist_is_named_by_whoever_meets_it_first(
+    database: FreshDatabase,
+) -> None:
+    """A writer may be allowed to write it; the client gives it as text."""
+    store = open_store(create(database, create_time="DATETIME(6) NOT NULL"))
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES'")
+        cursor.execute(
+            "INSERT INTO events (aggregate_id, version, event_type, create_time)"
+            " VALUES ('a', 1, 't', '2026-02-30 10:00:00')"
+        )
+        connection.commit()
+    for page_rows in (None, 1):
+        with pytest.raises(StoreError, match="which does not exist") as caught:
+            store.poll(utc("2026-02-01 00:00:00"), 0, page_rows)
+        assert (caught.value.code, caught.value.retriable) == ("store.row_invalid", False)

@@ -289,7 +289,15 @@ def rows_seen(layout: Layout, columns: Columns) -> list[RowSeen]:
     return seen
 
 
-def micros(time: datetime) -> int:
+def micros(time: object) -> int:
+    """Raises store.row_invalid: a writer may be allowed dates that do not exist."""
+    if not isinstance(time, datetime):
+        raise StoreError(
+            "store.row_invalid",
+            f"a row has the time {time!r}, which does not exist",
+            where="store.columns.create_time",
+            suggestion="correct or remove the row, then start again; no event was skipped",
+        )
     return (time - _EPOCH) // timedelta(microseconds=1)
 
 
