@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eventpub.channel import Beginning, Comparison, Ended, Lane, Post, Request, Stop, Window, Work
-from eventpub.errors import EventpubError, StateError, words_of
+from eventpub.errors import EventpubError, StateError, from_dict, words_of
 from eventpub.shard.assignment import Assignment, threads_of
 from eventpub.shard.context import PublishingContext
 from eventpub.shard.folding import Fold
@@ -140,7 +140,8 @@ def serve(
         _serve(assignment, number, beginning, lane, post)
         error = None
     except EventpubError as found:
-        error = found
+        # without its frames, or the producer would wait in a cycle for a garbage collection
+        error = from_dict(found.to_dict())
         if found.code == "run.stopping":
             error = None
         elif found.code == "sink.topic_missing":  # it was there at the start
@@ -150,7 +151,6 @@ def serve(
         error = _unexpected(number, f"{type(found).__name__}: {words_of(found)}")
     finally:
         post(Ended(number, error))
-        del error  # or its frames, and the producer with them, would wait for a garbage collection
 
 
 def _unexpected(number: int, what: str) -> StateError:
