@@ -130,7 +130,7 @@ class Walker:
 
     def _was_missed_too(self, hold: Hold, version: int) -> bool:
         """Whether a version was missed together with the one just skipped, so that it was looked up
-        as often. After one that was found the wait begins anew: its writer may be at work."""
+        as often. After one that was found the wait begins again: its writer may be at work."""
         if version >= hold.missed_upto or not (gaps := self._batch.decision.gaps):
             return False
         return (gaps[-1].aggregate_id, gaps[-1].reason) == (hold.aggregate_id, "max_backoff")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from eventpub.channel import Ended, Folding, PartitionId, Report
 from eventpub.coordinator import events as e
@@ -85,8 +85,8 @@ class Health:
         self._got_on_at: float | None = None
         self._folding: dict[int, tuple[Folding, float]] = {}
         """By shard that reads its topic back: its progress, and when that was reported."""
-        self.errors: dict[int, tuple[str, str, float]] = {}
-        """By shard: the last, and when it came."""
+        self.errors: dict[int, dict[str, Any]] = {}
+        """By shard: the last; without its exception, whose frames have the shard's producer."""
         self.lacking = ""
         """What publishing waits for."""
 
@@ -145,7 +145,8 @@ class Health:
         self._folding.pop(number, None)
         if isinstance(message, Ended):
             if (error := message.error) is not None:
-                self.errors[number] = error.code, error.message, now
+                found = {"code": error.code, "message": error.message}
+                self.errors[number] = {**found, "where": HERE, "at": now}
                 self.set(f"shard {number}", "error", _text_of(error), now)
         else:
             name = _of(self._shards[number])

@@ -177,8 +177,7 @@ def _of_check(check: NamedCheck, now: float) -> dict[str, Any]:
 
 def _of_shard(overview: Overview, shard: Shard, now: float) -> dict[str, Any]:
     known = overview.progress.per_shard.get(shard.number, {})
-    code, message, at = overview.health.errors.get(shard.number, (None, None, now))
-    error = {"code": code, "message": message, "where": HERE, "at": unix(at, now)}
+    error = overview.health.errors.get(shard.number)
     return {
         "shard": shard.number,
         "where": known.get("where", ""),
@@ -187,7 +186,7 @@ def _of_shard(overview: Overview, shard: Shard, now: float) -> dict[str, Any]:
         "lag_seconds": lag_seconds(overview, now, shard),
         "is_running": shard.lane is not None,
         "in_work": overview.in_work(shard),
-        "last_error": error if code else None,
+        "last_error": error and {**error, "at": unix(error["at"], now)},
     }
 
 

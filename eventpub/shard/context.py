@@ -42,13 +42,11 @@ class ShardContext:
         unread: position and `low` of an index that has read nothing, µs.
         window: the last one; before the first, open transactions are unknown: no gap is skipped.
         is_stopping: whether the step should end early.
-        is_full: whether further rows belong to another transaction.
     """
 
     index: Index
     sink: Sink
     is_stopping = False
-    is_full = False
 
     def __init__(self, assignment: Assignment, number: int) -> None:
         self.assignment = assignment
@@ -72,6 +70,11 @@ class ShardContext:
         )
         self.reader = self._open.enter_context(self.parts.stores(config.store, layout))
         self.lookup = self._open.enter_context(self.parts.stores(config.store, layout))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further rows belong to another transaction."""
+        return False
 
     def close(self) -> None:
         self._open.close()

@@ -107,7 +107,7 @@ class JournaledContext(ShardContext):
         )
 
     @property
-    def is_full(self) -> bool:  # type: ignore[override]
+    def is_full(self) -> bool:
         """Whether the batch has reached `most_bytes`: once decided it cannot be made smaller."""
         return self.journal_sink.size > self._most_bytes
 

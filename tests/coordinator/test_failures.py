@@ -18,6 +18,7 @@ NAMED: Any = SimpleNamespace(app=SimpleNamespace(id="a"), sink=SimpleNamespace(t
     [
         ("store.database_missing", 60.0),
         ("store.privilege_missing", 120.0),
+        ("sink.not_authorized", 120.0),
         ("config.password_file", 120.0),
         ("config.sink_property", 120.0),
         ("store.tls_failed", 120.0),

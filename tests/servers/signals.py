@@ -1,4 +1,4 @@
-"""A server that hangs, goes on, or is started anew."""
+"""A server that hangs, goes on, or is restarted."""
 
 from __future__ import annotations
 
