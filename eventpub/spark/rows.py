@@ -23,6 +23,10 @@ from eventpub.spark.source import GROUP
 
 _BATCH_ROWS = 20_000
 _GROUP_BYTES = 1 << 20
+_PART_BYTES = 4 << 20
+"""Bytes that a sink's task collects before it produces them. The broker has answered for them
+before the next ones are produced: with a group at a time it took twice the CPU time.
+"""
 _ALIGNED = 64
 """Group sizes are a multiple of this, so that the next group's values are aligned."""
 
@@ -198,8 +202,9 @@ class InputRows:
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._coming = (batch for batch in batches if batch.num_rows)
-        self._kept: list[pa.RecordBatch] = []
+        self._kept: list[pa.Table] = []
         self._sums = np.zeros(2, np.uint64)
+        self._in_order: dict[str, Any] = {}
         self.rows = 0
 
     @property
@@ -207,16 +212,23 @@ class InputRows:
         return self.part(0) is not None
 
     def part(self, number: int) -> pa.Table | None:
-        """The rows of one record batch; None after the last."""
+        """Some rows, in the order of their arrival; None after the last."""
         while number >= len(self._kept):
-            batch = next(self._coming, None)
-            if batch is None:
+            some: list[pa.RecordBatch] = []
+            while sum(each.nbytes for each in some) < _PART_BYTES:
+                if (batch := next(self._coming, None)) is None:
+                    break
+                some.append(batch)
+                if ROWS_IN in (batch.schema.metadata or {}):
+                    _hash_in_order(batch, self._in_order)
+                else:
+                    self._sums += _sums_of_hashes(batch)
+            if not some:
                 require_whole_input()
                 return None
-            self._kept.append(batch)
-            self.rows += batch.num_rows
-            self._sums += _sums_of_hashes(batch)
-        return pa.Table.from_batches([self._kept[number]])
+            self._kept.append(pa.Table.from_batches(some).combine_chunks())
+            self.rows += self._kept[-1].num_rows
+        return self._kept[number]
 
     @property
     def rows_in(self) -> int:
@@ -231,10 +243,26 @@ class InputRows:
         return {topic for column in named for topic in column.unique().to_pylist() if topic}
 
     def digest(self) -> str:
-        """Hash of the set of rows, independent of order; waits for the last row."""
+        """Hash of the set of rows, and of the order of grouped ones, which a repeated batch has in
+        the same; waits for the last row."""
         while self.part(len(self._kept)) is not None:
             pass
-        return self._sums.tobytes().hex()
+        columns = b"".join(each.digest() for each in self._in_order.values())
+        return hashlib.blake2b(self._sums.tobytes() + columns, digest_size=16).hexdigest()
+
+
+def _hash_in_order(batch: pa.RecordBatch, hashes: dict[str, Any]) -> None:
+    """Add the rows to a hash of lengths and one of values for each column, however they are divided
+    into batches: a fifth of the time of `_sums_of_hashes`."""
+    for name in _DIGESTED:
+        if name in batch.schema.names:
+            column = _octets(batch.column(name))
+            lengths = np.asarray(pc.fill_null(pc.binary_length(column), -1))
+            _, ends, octets = pc.fill_null(column, b"").buffers()
+            first, last = np.frombuffer(ends, np.int64)[column.offset :][[0, len(column)]]
+            for what, values in (("lengths", lengths), ("values", octets[first:last])):
+                key = f"{name} {what}"
+                hashes.setdefault(key, hashlib.blake2b(digest_size=16)).update(values)
 
 
 def _sums_of_hashes(batch: pa.RecordBatch) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from eventpub.spark.rows import DECIDED, grouped, ungrouped
+from eventpub.spark.rows import DECIDED, InputRows, grouped, ungrouped
 from eventpub.spark.source import GROUP, SCHEMA
 
 
@@ -59,3 +59,42 @@ def test_a_group_has_about_a_megabyte() -> None:
     assert 16 <= len(sizes) <= 24
     assert max(sizes) < 5 << 18
     assert [len(b.column(GROUP)) for b in grouped([table(2, 9 << 20)], 0)] == [1, 1]
+
+
+@pytest.fixture(autouse=True)
+def no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventpub.spark.rows.require_whole_input", lambda: None)
+
+
+def test_groups_are_published_a_few_megabytes_at_a_time() -> None:
+    rows = InputRows(ungrouped(grouped([table(3_000, 9_000)], 7)))
+    parts = [part for n in range(9) if (part := rows.part(n)) is not None]
+    assert pa.concat_tables(parts).equals(table(3_000, 9_000))
+    assert all(4 << 20 <= part.nbytes < 6 << 20 for part in parts[:-1])
+    assert (len(parts), rows.rows, rows.rows_in) == (4, 3_000, 7)
+
+
+def test_grouped_rows_have_one_digest_however_they_are_divided() -> None:
+    rows = table(1_000)
+
+    def digest(*tables: pa.Table) -> str:
+        return InputRows(ungrouped(grouped(tables, 0))).digest()
+
+    whole = digest(rows)
+    assert digest(rows.slice(0, 1), rows.slice(1, 700), rows.slice(701)) == whole
+    others = [
+        [rows.slice(1)],
+        [rows.slice(0, 999)],
+        [rows.slice(500), rows.slice(0, 500)],
+        [rows.slice(0, 999), with_id(rows.slice(999), "a-99")],
+        [rows.slice(0, 999), with_id(rows.slice(999), None)],
+        [rows.slice(0, 998), with_id(rows.slice(998), "")],
+        [rows.slice(0, 998), with_id(rows.slice(998), None)],
+    ]
+    assert len({whole, *(digest(*other) for other in others)}) == len(others) + 1
+
+
+def with_id(rows: pa.Table, aggregate_id: str | None) -> pa.Table:
+    return pa.Table.from_pylist(
+        [{**row, "aggregate_id": aggregate_id} for row in rows.to_pylist()], schema=DECIDED
+    )
