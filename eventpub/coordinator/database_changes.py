@@ -177,8 +177,9 @@ _WATERMARK = {
     "denied": "the account may not see open transactions, so the boundary is the database's time"
     " minus read.delay; late commits are still found (to make them visible: GRANT PROCESS ON *.*)",
     "stale": "no fresh answer about open transactions, since another client polls"
-    " information_schema.innodb_trx too often; the boundary is the database's time minus"
-    " read.delay; late commits are still found",
+    " information_schema.innodb_trx too often, or statements run that MySQL cannot show (binary"
+    " values as _binary'…' in their text); the boundary is the database's time minus read.delay;"
+    " late commits are still found",
 }
 
 _WARNS_FOR = 300.0

@@ -145,6 +145,20 @@ def test_it_is_counted_however_old_it_is_but_not_from_before_the_start() -> None
     assert out_of_turn(recount, 220, {200: (3, 6)}) == {200: [5, 6]}
 
 
+def test_what_is_counted_beyond_the_horizon_is_compared_whatever_the_number() -> None:
+    """As many published rows may have been deleted, which is safe there, as have come late."""
+    recount, old, young = Recount(HORIZON, start=0), 100, 170
+    for bucket in (old, old + 1, young):
+        recount.account(0, {bucket: bucket < young or 1})
+        recount.ended(bucket * SECOND, (bucket + 1) * SECOND)
+    now = position = 200 * SECOND
+    recount.due(now, position)
+    assert recount.late(now, position) == [old, old + 1, young]
+    rows = {old: 1, old + 1: 0, young: 1}
+    recount.counted(now, rows, recount.ask(rows) | {old + 1: 0}, in_turn=False)
+    assert recount.take() == [old], "nothing is left of the next, and nothing deleted of the last"
+
+
 def test_what_was_counted_just_now_is_counted_a_little_later() -> None:
     ended = dict.fromkeys(range(26, 31), (9, 9))
     found = out_of_turn(Recount(HORIZON, start=0), 40, ended)

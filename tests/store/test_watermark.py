@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,8 +15,11 @@ from typing import Any, cast
 import pymysql.err
 import pytest
 
+from eventpub.config import Store
 from eventpub.local.servers import Database
 from eventpub.sources.mysql import Watermark, watermark
+from eventpub.sources.mysql.checking import checks
+from eventpub.sources.mysql.connection import connect_for_reading
 from eventpub.sources.mysql.open_transactions import (
     OpenTransactions,
     Transaction,
@@ -24,6 +27,7 @@ from eventpub.sources.mysql.open_transactions import (
     found_in,
     only_reads,
 )
+from eventpub.sources.mysql.server import examine
 from eventpub.times import SYSTEM_CLOCK
 from tests.conftest import FreshDatabase, fresh_database
 from tests.servers.databases import mariadb, mysql
@@ -31,6 +35,7 @@ from tests.servers.signals import restart
 from tests.store.tables import create
 
 both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+mysql_only = pytest.mark.parametrize("database", ["mysql"], indirect=True)
 SECOND = 1_000_000
 PSEUDO = (1 << 48) + 7
 
@@ -470,6 +475,47 @@ def test_an_answer_that_is_not_fresh_moves_nothing_and_then_counts_as_none(
         assert mark.upto is None
         assert mark.open_since is not None
         assert mark.open_since <= moved[-1], "nobody knows what has begun since the last poll"
+    polling(mark, lambda: mark.state == "open")
+    mark.close()
+
+
+@contextmanager
+def statement_that_is_no_text(database: FreshDatabase) -> Iterator[None]:
+    """It waits for a lock, with binary values in its text as many clients send them."""
+    database.execute("CREATE TABLE other (id INT PRIMARY KEY, value BLOB)")
+    with database.connect(autocommit=False) as first, database.connect() as connection:
+        second: Any = connection
+        with first.cursor() as cursor:
+            cursor.execute("INSERT INTO other VALUES (1, 'a')")
+        second._execute_command(3, b"INSERT INTO other VALUES (1, _binary'\x80\xfe')")
+        time.sleep(0.2)
+        yield
+        first.rollback()
+        second._read_query_result()
+
+
+@mysql_only
+def test_a_statement_that_is_no_text_makes_answers_stale_and_stops_nothing(
+    database: FreshDatabase,
+) -> None:
+    """MySQL cannot show it, and fails every query of `innodb_trx` while it runs (3854)."""
+    config = create(database)
+    database.execute("CREATE USER plain@'%'")
+    database.execute("GRANT SELECT, PROCESS ON *.* TO plain@'%'")
+    plain = Store(url=database.url_of("plain"))
+    mark = Watermark(config, SECOND, unknown_for=300 * SECOND)
+    polling(mark, lambda: mark.state == "open")
+    moved = mark.upto or 0
+    with statement_that_is_no_text(database):
+        polling(mark, lambda: mark.state == "stale", 60)
+        assert mark.upto is None
+        assert mark.open_since is not None
+        assert mark.open_since <= moved
+        [check] = [c for c in checks(config) if c.name == "event store: open transactions"]
+        assert (check.status, "_binary" in check.message) == ("warn", True)
+        with closing(connect_for_reading(plain)) as connection:
+            assert not examine(plain, connection).source_is_visible
+    database.execute("DROP USER plain@'%'")
     polling(mark, lambda: mark.state == "open")
     mark.close()
 

@@ -38,7 +38,7 @@ from eventpub.sources.mysql.statements import micros
 from eventpub.sources.mysql.table import SAMPLE, TIMES, EventTable, Roles, Versions, read_table
 from eventpub.sources.mysql.values import writers_zone
 
-_ACCESS_DENIED = 1227
+_ACCESS_DENIED, _NOT_TEXT = 1227, 3854
 _PREPARED = (
     "SELECT COUNT(*) FROM information_schema.innodb_trx"
     " WHERE trx_mysql_thread_id = 0 AND trx_state <> 'ROLLING BACK'"
@@ -303,6 +303,13 @@ def _open_transactions(subject: _Subject) -> _Finding:
     try:
         [(prepared,)] = run(connection, _PREPARED)
     except Exception as error:
+        if error_number(error) == _NOT_TEXT:
+            return (
+                "warn",
+                f"a statement is running that is not UTF-8 text, as with _binary'…': while MySQL"
+                f" cannot show it, {skipped}",
+                "send binary values as parameters of prepared statements, or as X'…'",
+            )
         if error_number(error) != _ACCESS_DENIED:
             raise
         grant = f"GRANT PROCESS ON *.* TO {_account(connection)}"

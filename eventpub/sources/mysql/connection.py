@@ -206,7 +206,10 @@ def run_named(connection: Connection, sql: str) -> list[dict[str, Any]]:
     with connection.cursor() as cursor:
         cursor.execute(sql)
         names = [str(column[0]).lower() for column in cursor.description or ()]
-        rows = ([v.decode() if isinstance(v, bytes) else v for v in row] for row in cursor)
+        rows = (
+            [v.decode(errors="replace") if isinstance(v, bytes) else v for v in row]
+            for row in cursor
+        )
         return [dict(zip(names, row, strict=True)) for row in rows]
 
 

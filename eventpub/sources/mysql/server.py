@@ -191,9 +191,13 @@ def _runs_replication(connection: Connection) -> bool:
     if is_mariadb(connection):
         status = run(connection, "SHOW GLOBAL STATUS LIKE 'slave%running'")
         return any(value not in {"0", "OFF"} for _, value in status)
+    connection.use_unicode = False  # a statement that runs may not be text
+    try:
+        processes = run_named(connection, "SHOW PROCESSLIST")
+    finally:
+        connection.use_unicode = True
     return any(
-        row["user"] == "system user" and "source" in str(row["state"])
-        for row in run_named(connection, "SHOW PROCESSLIST")
+        each["user"] == "system user" and "source" in str(each["state"]) for each in processes
     )
 
 

@@ -9,7 +9,8 @@ not know it yet. So each poll reads the process list first: a statement that get
 between is in the second answer.
 
 `innodb_trx` is a cache that is refreshed only if it was not read for 100 ms. So a poll counts only
-if its answer has our own transaction with a nonce. Several readers take turns (`Turns`).
+if its answer has our own transaction with a nonce. Several readers take turns (`Turns`). MySQL
+answers with an error (3854) while any session runs a statement that is not UTF-8 text.
 
 `trx_started` has whole seconds in the zone of the server's operating system; only a session in the
 zone `SYSTEM` can convert it to UTC.
@@ -157,22 +158,29 @@ class Watermark:
                 run(connection, "COMMIT")
                 self._turns.end(connection)
         except Exception as error:
-            if not isinstance(error, StoreError) or error.code != "store.privilege_missing":
-                self._pause_for(REFRESH)
+            code = error.code if isinstance(error, StoreError) else ""
+            is_denied = code == "store.privilege_missing"
+            self._pause_for(_ASKS_AGAIN_AFTER if is_denied else REFRESH)
+            if is_denied:
+                self._denied = True
+            elif code == "store.query_failed":
+                self._is_stale()
+            else:
                 raise
-            self._denied = True
-            self._pause_for(_ASKS_AGAIN_AFTER)
             return
         self._denied = False
         self._now = int(processes[-1][0])
         own = next((row for row in rows if nonce in row[5]), None)
         self._pause_for(self._turns.pause(is_fresh=own is not None))
         if own is None:
-            if self._stale_since is None:
-                self._stale_since = self._clock.monotonic()
+            self._is_stale()
             return
         self._stale_since, self._seen_at = None, self._clock.monotonic()
         self._transactions.seen(self._now, found_in(self._now, processes, own, rows), reached)
+
+    def _is_stale(self) -> None:
+        if self._stale_since is None:
+            self._stale_since = self._clock.monotonic()
 
     def _pause_for(self, seconds: float) -> None:
         self._due = self._clock.monotonic() + seconds
