@@ -22,7 +22,7 @@ import click  # noqa: E402
 
 from eventpub.cli import eventpub  # noqa: E402
 from eventpub.ops.metrics import METRICS, Metric  # noqa: E402
-from eventpub.settings import KEYS, MAPS, SECTIONS  # noqa: E402
+from eventpub.settings import DEFAULTS, KEYS, MAPS, SECTIONS  # noqa: E402
 
 _CONFIGURATION = """\
 # Configuration
@@ -126,15 +126,15 @@ def configuration() -> str:
         for name, key in KEYS.items():
             if name.rpartition(".")[0] != section:
                 continue
-            default = key.default
+            default = DEFAULTS.get(name)
             short = name.removeprefix(f"{section}.")
-            if key.info.is_required():
+            if key.is_required():
                 shown = f"`{short}`, **must be set**"
             elif name in MAPS or default is None:
                 shown = f"`{short}`"
             else:
                 shown = f"`{short} = {_toml(default)}`"
-            meaning, choices = key.info.description or "", _choices(key.info.annotation)
+            meaning, choices = key.description or "", _choices(key.annotation)
             if not all(str(choice) in meaning for choice in choices):
                 meaning += "; one of" + "".join(f" `{_toml(choice)}`" for choice in choices)
             parts.append(f"- {shown}: {_inline(meaning)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,13 +33,10 @@ def _reads(convert: Callable[[Any], Any], validator: Any = BeforeValidator) -> A
     """By a function that returns the value to take; None, or an exception, refuses."""
 
     def converted(value: Any) -> Any:
-        try:
-            found = convert(value)
-        except Exception:
-            found = None
-        if found is None:
-            raise ValueError
-        return found
+        with suppress(Exception):
+            if (found := convert(value)) is not None:
+                return found
+        raise ValueError
 
     return validator(converted)
 
@@ -137,7 +135,7 @@ File = Annotated[Path | None, _NONE_IF_EMPTY]
 Column = Annotated[str | None, _NONE_IF_EMPTY]
 KeyColumns = Annotated[
     tuple[str, ...],
-    _reads(_columns, PlainValidator),
+    _reads(_columns),
     _written(lambda names: list(names) if names[1:] else names[0]),
 ]
 AppId = Annotated[str, _like(r"[A-Za-z0-9._-]{1,200}")]
@@ -170,8 +168,7 @@ HttpAddress = Annotated[str, _like(rf"|(?:{_IPV6}|[^\s:/\[\]]*):(?:0|{_PORT})")]
 
 SECRET_NAME = (
     r"passw|passphrase|secret|token|credential|private|(access|account|encryption)\.?key|"
-    r"\.key\.pem|\.sas\.|"
-    r"oauthbearer\.config|jaas"
+    r"\.key\.pem|\.sas\.|oauthbearer\.config|jaas"
 )
 """Is found in the names of properties whose values are secret; a regular expression, case
 ignored, of Python and of Java."""

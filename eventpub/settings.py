@@ -10,10 +10,9 @@ import contextlib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,14 +30,6 @@ MAPS = ("sink.properties", "spark.properties")
 """Keys that hold properties of a library."""
 
 
-class Key(NamedTuple):
-    """One key: its environment variable, its type and meaning, its default as a file has it."""
-
-    variable: str
-    info: FieldInfo
-    default: Any
-
-
 def effective(config: Config) -> dict[str, Any]:
     """Every key's value as the file would write it; secrets are masked."""
     return dict(_leaves(config.model_dump(mode="json")))
@@ -53,23 +44,25 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
         yield from _leaves(inner, f"{key}.") if isinstance(inner, dict) else [(key, value)]
 
 
-_NEEDED = {"app": {"id": "-"}, "store": {"url": "mysql+pymysql://-/-"}, "sink": {"topic": "-"}}
-_DEFAULTS = effective(Config.model_validate(_NEEDED))
-
-
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Key]]:
-    for field, info in model.model_fields.items():
-        name, kind = f"{prefix}{field}", info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _keys(kind, f"{name}.")
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _keys(info.annotation, f"{prefix}{name}.")
         else:
-            variable = PREFIX + name.upper().replace(".", "__")
-            yield name, Key(variable, info, None if info.is_required() else _DEFAULTS.get(name))
+            yield f"{prefix}{name}", info
 
 
-KEYS: dict[str, Key] = dict(_keys(Config))
+def variable_of(key: str) -> str:
+    return PREFIX + key.upper().replace(".", "__")
+
+
+KEYS: dict[str, FieldInfo] = dict(_keys(Config))
 SECTIONS: tuple[str, ...] = tuple(dict.fromkeys(name.rpartition(".")[0] for name in KEYS))
-_VARIABLES = {key.variable: name for name, key in KEYS.items()}
+_NEEDED = {"app": {"id": "-"}, "store": {"url": "mysql+pymysql://-/-"}, "sink": {"topic": "-"}}
+_ALL = effective(Config.model_validate(_NEEDED))
+DEFAULTS = {name: value for name, value in _ALL.items() if not KEYS[name].is_required()}
+"""As the file would write them."""
+_VARIABLES = {variable_of(key): key for key in KEYS}
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -82,7 +75,7 @@ def _is_secret(name: str) -> bool:
     if name not in KEYS:
         return is_secret_property(name)
     # a map as text that is not one may have any of its secrets
-    return name in MAPS or "SecretStr" in str(KEYS[name].info.annotation)
+    return name in MAPS or "SecretStr" in str(KEYS[name].annotation)
 
 
 class CombinedConfigError(ConfigError):
@@ -139,18 +132,18 @@ def load(  # noqa: PLR0913 (one a source)
     is_named = file is not None or bool(environ.get("EVENTPUB_CONFIG"))
     named = file or Path(environ.get("EVENTPUB_CONFIG") or "eventpub.toml")
     is_read = reads_file and (is_named or named.exists())
-    variables = _of_environment(environ)
+    flag_of = {name: f"flag {(flags or {}).get(name, f'--set {name}')}" for name in overrides}
     table = _Table(named)
-    table.add(defaults or {}, lambda _: "default")
-    table.add(_read_toml(named) if is_read else {}, lambda _: f"file {named}")
-    table.add(
-        {name: environ[v] for name, v in variables.items()}, lambda name: f"env {variables[name]}"
-    )
-    table.add(overrides, lambda name: f"flag {(flags or {}).get(name, f'--set {name}')}")
-    config = table.validated()
+    table.add(("default", defaults or {}))
+    table.add((f"file {named}", _read_toml(named) if is_read else {}))
+    table.add(*_of_environment(environ))
+    table.add(*((flag_of[name], {name: value}) for name, value in overrides.items()))
+    values = table.values()
+    config = table.config(values)
     if config is None or table.problems:
         raise CombinedConfigError(table.problems) if table.problems[1:] else table.problems[0]
-    origins = {name: "default" for name in KEYS if name not in MAPS} | table.origins
+    origins = {name: "default" for name in KEYS if name not in MAPS}
+    origins |= {name: entry.origin for name, entry in values.items()}
     return Loaded(config, origins, named if is_read else None)
 
 
@@ -178,17 +171,19 @@ _OURS = re.compile(rf"{PREFIX}|(?i:{PREFIX}[a-z]+__)")
 """In another case only with two underscores: `eventpub_home` may be a shell's own."""
 
 
-def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
     for variable, value in sorted(environ.items()):
-        if not _OURS.match(variable) or _OF_OTHERS.match(f"{variable}={value}"):
-            continue
-        owner, _, prop = variable.partition("PROPERTIES__")
-        name = _VARIABLES.get(variable, variable)
-        if prop and (section := _VARIABLES.get(f"{owner}PROPERTIES")):
-            name = f"{section}.{prop.lower().replace('_', '.')}"
-        found[name] = variable
-    return found
+        if _OURS.match(variable) and not _OF_OTHERS.match(f"{variable}={value}"):
+            name = _VARIABLES.get(variable, variable)
+            owner, _, prop = variable.partition("PROPERTIES__")
+            if prop and (section := _VARIABLES.get(f"{owner}PROPERTIES")):
+                name = f"{section}.{prop.lower().replace('_', '.')}"
+            yield f"env {variable}", {name: value}
+
+
+class _Entry(NamedTuple):
+    value: Any
+    origin: str
 
 
 class _Table:
@@ -196,142 +191,126 @@ class _Table:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._values: dict[str, Any] = {}
-        self.origins: dict[str, str] = {}
+        self._entries: dict[str, _Entry] = {}
         self.problems: list[ConfigError] = []
 
-    def add(self, source: Mapping[str, Any], origin_of: Callable[[str], str]) -> None:
+    def add(self, *source: tuple[str, Mapping[str, Any]]) -> None:
         """Add a source that beats those before it; a password within its URL beats theirs, too."""
-        origins = {k: origin_of(name) for name in source for k, _ in _leaves({name: source[name]})}
-        entries = dict(_leaves(source))
-        if re.match(r"[^:]*://[^/?#]*:[^/?#]*@", str(entries.get("store.url", ""))):
+        found = {k: _Entry(v, origin) for origin, table in source for k, v in _leaves(table)}
+        url = found.get("store.url", _Entry("", "")).value
+        if re.match(r"[^:]*://[^/?#]*:[^/?#]*@", str(url)):
             self._forget("store.password", "store.password_file")
-        for name, value in entries.items():
-            for secret in _secrets_in(name, value):
+        for name, entry in found.items():
+            for secret in _secrets_in(name, entry.value):
                 masking.remember(secret)
-            in_file = _named_by_file(name, value)
-            if in_file in entries:
+            in_file = _named_by_file(name, entry.value)
+            if in_file in found:
                 both = f"both {in_file} and {name} are set"
                 self._refuse("config.contradiction", both, name, fix="keep one of the two")
             else:
                 self._forget(in_file, f"{name}_file", f"{name}.file")
-                self._values[name], self.origins[name] = value, origins[name]
+                self._entries[name] = entry
 
     def _forget(self, *names: str | None) -> None:
-        for name in filter(None, names):
-            self._values.pop(name, None)
-            self.origins.pop(name, None)
+        for name in names:
+            self._entries.pop(str(name), None)
 
     def _refuse(self, code: str, message: str, key: str, *, fix: str) -> None:
         self.problems.append(ConfigError(code, message, where=key, suggestion=fix))
 
-    def _check(self, name: str) -> None:
-        """Refuse an unknown key, and read a secret from the file that a key names."""
-        value, origin = self._values[name], self.origins[name]
-        if name not in KEYS and _split(name)[0] not in MAPS:
-            self._forget(name)
-            unknown = f"there is no configuration key {name} ({origin})"
-            self._refuse("config.unknown_key", unknown, name, fix=_meant(name, origin))
-        elif in_file := _named_by_file(name, value):
-            if name not in KEYS:  # a library's property that only eventpub knows
-                self._forget(name)
-            secret = read_secret(Path(value), name)
-            self._values[in_file] = SecretStr(secret) if in_file in KEYS else secret
-            self.origins[in_file] = f"file {value}"
+    def values(self) -> dict[str, _Entry]:
+        """By key: without what is unknown, with the secrets that are in files."""
+        found = {}
+        for name, entry in self._entries.items():
+            in_file = _named_by_file(name, entry.value)
+            if name not in KEYS and _split(name)[0] not in MAPS:
+                unknown = f"there is no configuration key {name} ({entry.origin})"
+                self._refuse("config.unknown_key", unknown, name, fix=_nearest(name, entry.origin))
+            elif name in KEYS or in_file is None:
+                found[name] = entry
+            if in_file is not None:
+                try:
+                    secret = read_secret(Path(entry.value), name)
+                    value = SecretStr(secret) if in_file in KEYS else secret
+                    found[in_file] = _Entry(value, f"file {entry.value}")
+                except ConfigError as error:
+                    self.problems.append(error)
+        return found
 
-    def validated(self) -> Config | None:
-        for name in [*self._values]:
-            try:
-                self._check(name)
-            except ConfigError as error:
-                self.problems.append(error)
+    def config(self, values: Mapping[str, _Entry]) -> Config | None:
+        """None: a problem is why."""
         nested: dict[str, Any] = {s: {} for s in SECTIONS if "." not in s}
-        for key, value in sorted(self._values.items(), reverse=True):  # properties before their map
+        for key in sorted(values, reverse=True):  # properties before their map
             section, name = _split(key)
             target = nested
             for part in section.split("."):
                 target = target.setdefault(part, {})
-            target[name] = value
+            target[name] = values[key].value
         try:
             config = Config.model_validate(nested)
         except ValidationError as refused:
             for detail in refused.errors(include_url=False, include_input=False):
-                self._refuse_value(detail)
+                self._refuse_value(detail, values)
             return None
         for problem in contradictions(config):
-            if (origin := self.origins.get(str(problem.where))) is not None:
-                problem.message += f" ({origin})"
+            if (entry := values.get(str(problem.where))) is not None:
+                problem.message += f" ({entry.origin})"
             self.problems.append(problem)
         return config
 
-    def _refuse_value(self, detail: Mapping[str, Any]) -> None:
-        names = accumulate(map(str, detail["loc"]), "{}.{}".format)
-        key = [name for name in names if name in KEYS or name in self._values][-1]
+    def _refuse_value(self, detail: Mapping[str, Any], values: Mapping[str, _Entry]) -> None:
+        key = ".".join(map(str, detail["loc"]))
         if detail["type"] == "missing":
-            there = "" if self._file.exists() else " (no such file)"
-            variable = KEYS[key].variable
+            there, variable = "" if self._file.exists() else " (no such file)", variable_of(key)
             missing = f"{key} is not set; looked in {self._file}{there}, {variable} and the flags"
             places = f"set it in the file, by {variable}, or by --set {key}=…"
             self._refuse("config.missing_key", missing, key, fix=places)
         else:
-            value, origin = _quoted(key, self._values.get(key)), self.origins.get(key, "default")
+            value, origin = _quoted(key, values[key].value), values[key].origin
             invalid = f"{key} = {value} ({origin}) is not valid"
             self._refuse("config.invalid_value", invalid, key, fix=_wanted(detail, key))
 
 
-_FILES_OF_LIBRARY = {
-    f"sasl.oauthbearer.assertion.{name}"
-    for name in ("file", "jwt.template.file", "private.key.file")
-}
-"""Properties of librdkafka itself, which reads these files."""
+_FILES_OF_LIBRARY = ("assertion.file", "assertion.jwt.template.file", "assertion.private.key.file")
+"""Ends of properties of librdkafka itself, which reads these files."""
 
 
 def _named_by_file(name: str, value: Any) -> str | None:
     """The key whose value is in the file that `store.password_file`, for example, names."""
-    if not isinstance(value, str):
-        return None
-    section, prop = _split(name)
-    if section == "sink.properties":
-        is_secret = name.endswith(".file") and prop not in _FILES_OF_LIBRARY
-        return name.removesuffix(".file") if is_secret else None
-    meant = name.removesuffix("_file")
-    return meant if value and meant != name and meant in KEYS else None
+    is_property = name.startswith("sink.properties.") and not name.endswith(_FILES_OF_LIBRARY)
+    meant = name.removesuffix(".file" if is_property else "_file")
+    is_named = is_property or (value and meant in KEYS)
+    return meant if meant != name and isinstance(value, str) and is_named else None
 
 
-def _meant(name: str, origin: str) -> str:
+def _nearest(name: str, origin: str) -> str:
     is_variable = origin.startswith("env ")
     written = (name.removeprefix(PREFIX).replace("__", ".") if is_variable else name).lower()
-    names = {key.rpartition(".")[2]: key for key in reversed(KEYS)}
-    names |= {key: key for key in (*KEYS, *SECTIONS)}
-    texts = (written, written.rpartition(".")[2])
-    found = [near for text in texts for near in get_close_matches(text, names, 1, 0.75)]
-    if found:
-        near = names[found[0]]
-        if near in KEYS:
-            return f"did you mean {KEYS[near].variable if is_variable else near}?"
-        if not is_variable:
-            return f"did you mean [{near}]?"
+    names = {key.rpartition(".")[2]: key for key in reversed(KEYS)} | {key: key for key in KEYS}
+    names |= {} if is_variable else {section: f"[{section}]" for section in SECTIONS}
+    for text in (written, written.rpartition(".")[2]):
+        for near in get_close_matches(text, names, 1, 0.75):
+            return f"did you mean {variable_of(names[near]) if is_variable else names[near]}?"
     if is_variable:
         return "unset it; names are EVENTPUB_<SECTION>__<KEY>, with two underscores between"
     beside = [key for key in KEYS if _split(key)[0] == _split(name)[0]]
     return f"known are {', '.join(beside or SECTIONS)}"
 
 
+_WORDS = {"int": "a whole number", "finite": "a whole number", "bool": "true or false"}
+
+
 def _wanted(detail: Mapping[str, Any], key: str) -> str:
-    info, default = (KEYS.get(key) or KEYS[_split(key)[0]])[1:]
-    kind, limits = detail["type"].partition("_")[0], detail.get("ctx", {})
-    said = re.sub("^(Value error, |Input should be )", "", detail["msg"])
+    kind = detail["type"].partition("_")[0]
+    said = _WORDS.get(kind) or re.sub("^(Value error, |Input should be )", "", detail["msg"])
     if kind in {"greater", "less"}:
-        [(name, limit)] = limits.items()
-        shown = format_duration(limit) if isinstance(default, str) else limit
+        [(name, limit)] = detail["ctx"].items()
+        shown = format_duration(limit) if isinstance(DEFAULTS.get(key), str) else limit
         said = f"at {'least' if name == 'ge' else 'most'} {shown}"
-    elif kind in {"int", "finite"}:
-        said = "a whole number"
-    elif kind == "bool":
-        said = "true or false"
     elif detail["type"] == "string_type":
         said = "text, in quotes"
-    elif kind not in {"literal", "value"} or not said:
+    elif kind not in {"literal", "value", *_WORDS} or not said:
+        info = KEYS.get(key) or KEYS[_split(key)[0]]
         meaning = f"its meaning: {' '.join(str(info.description).split())}"
         is_empty = detail["type"] in {"string_too_short", "path_type"}
         return f"it must not be empty; {meaning}" if is_empty else meaning

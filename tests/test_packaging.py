@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 from eventpub.config import Ops
 from eventpub.local.servers import Kafka
-from eventpub.settings import KEYS
+from eventpub.settings import KEYS, variable_of
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, eventually, insert, transaction
 
@@ -195,7 +195,7 @@ def test_the_composition_does_not_start_a_wrong_configuration_for_ever() -> None
     assert publisher["environment"]["EVENTPUB_RUN__ENGINE"] == "threads"
     assert publisher["depends_on"]["doctor"]["condition"] == "service_completed_successfully"
     assert services["doctor"]["depends_on"]["migrate"]
-    variables = {key.variable for key in KEYS.values()}
+    variables = {variable_of(key) for key in KEYS}
     for name in ("migrate", "doctor", "publisher"):
         assert set(services[name]["environment"]) <= variables
         assert services[name]["build"] == "."

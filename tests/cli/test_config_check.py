@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from docs.generate import configuration
 from eventpub.cli import main
-from eventpub.settings import KEYS
+from eventpub.settings import KEYS, variable_of
 from tests.in_process import commands_run_in
 
 INTERFACE = """
@@ -310,7 +310,7 @@ def test_no_text_in_the_environment_is_unexpected(
             len(text) > 90_000 and not key.endswith(("properties", "_ids", "sources"))
         ):
             continue  # no environment holds it
-        environ = ENOUGH | {KEYS[key].variable: text.encode("utf-8", "replace").decode()}
+        environ = ENOUGH | {variable_of(key): text.encode("utf-8", "replace").decode()}
         status, error = check(capfd, environ=environ)
         assert status in {0, 2}, (text[:50], error)
         assert status == 0 or not unexpected(error["code"]), (text[:50], error)
@@ -321,7 +321,7 @@ def test_no_text_in_the_environment_is_unexpected(
 @pytest.mark.parametrize("key", KEYS)
 def test_no_value_in_a_file_is_unexpected(capfd: pytest.CaptureFixture[str], key: str) -> None:
     section, _, name = key.rpartition(".")
-    environ = {n: v for n, v in ENOUGH.items() if n != KEYS[key].variable}
+    environ = {n: v for n, v in ENOUGH.items() if n != variable_of(key)}
     for value in IN_A_FILE:
         Path("eventpub.toml").write_text(f"[{section}]\n{name} = {value}\n")
         status, error = check(capfd, environ=environ)
@@ -429,6 +429,6 @@ def test_no_secret_of_a_wrong_type_is_shown(
 def test_no_text_at_all_is_unexpected(
     capfd: pytest.CaptureFixture[str], key: str, value: str
 ) -> None:
-    status, error = check(capfd, environ=ENOUGH | {KEYS[key].variable: value})
+    status, error = check(capfd, environ=ENOUGH | {variable_of(key): value})
     assert status in {0, 2}, error
     assert status == 0 or not unexpected(error["code"]), error

@@ -13,7 +13,14 @@ from eventpub import masking
 from eventpub.config import format_time, parse_time
 from eventpub.config_values import PROTECTED_PROPERTIES
 from eventpub.errors import ConfigError
-from eventpub.settings import KEYS, CombinedConfigError, Loaded, effective, load
+from eventpub.settings import (
+    DEFAULTS,
+    CombinedConfigError,
+    Loaded,
+    effective,
+    load,
+    variable_of,
+)
 from eventpub.sink import client_settings
 from eventpub.sources.mysql.connection import connect_arguments
 from tests.in_process import forget_secrets
@@ -187,7 +194,7 @@ def test_what_must_be_set_says_every_place_that_was_tried(key: str) -> None:
     assert error.code == "config.missing_key"
     assert error.where == key
     assert "eventpub.toml (no such file)" in error.message
-    assert KEYS[key].variable in error.message
+    assert variable_of(key) in error.message
 
 
 def test_several_problems_are_reported_together() -> None:
@@ -578,11 +585,11 @@ def test_effective_values_are_written_as_the_file_would() -> None:
     assert values["read.delay"] == "1500ms"
     assert values["recount.horizon"] == "5m"
     assert values["app.state_dir"] == "state"
-    assert KEYS["gaps.backoff_base"].default == "250ms"
+    assert DEFAULTS["gaps.backoff_base"] == "250ms"
 
 
 def test_every_default_can_be_written_into_the_file() -> None:
-    defaults = {k: str(v) for k in KEYS if (v := KEYS[k].default) is not None}
+    defaults = {k: str(v) for k, v in DEFAULTS.items() if v is not None}
     del defaults["store.columns.id"]
     assert load(None, ENOUGH | defaults, {}).config == load(None, ENOUGH, {}).config
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from eventpub.cli import eventpub
-from eventpub.settings import KEYS, MAPS
+from eventpub.settings import KEYS, MAPS, variable_of
 from tests.docs.pages import PAGES, ROOT, blocks, command_lines
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -127,9 +127,9 @@ def test_configurations_have_only_keys_that_exist(page: Path) -> None:
         if block.language in {"toml", "yaml", "ini", ""}:
             for variable in re.findall(r"\bEVENTPUB_[A-Z_]*__[A-Z_]+", block.text):
                 assert any(
-                    variable == key.variable
-                    or (name in MAPS and variable.startswith(f"{key.variable}__"))
-                    for name, key in KEYS.items()
+                    variable == variable_of(name)
+                    or (name in MAPS and variable.startswith(f"{variable_of(name)}__"))
+                    for name in KEYS
                 ), variable
 
 
