@@ -186,6 +186,13 @@ def test_a_wrong_value_is_named_with_what_is_allowed(key: str, value: str, allow
     assert value in error.message or key == "store.url"
 
 
+@pytest.mark.parametrize("value", ["5", "true", '["events"]', "1979-05-27"])
+def test_a_text_without_quotes_is_refused_with_what_it_lacks(value: str) -> None:
+    error = refused(path=file(f"[store]\ntable = {value}\n"))
+    assert (error.code, error.where) == ("config.invalid_value", "store.table")
+    assert error.suggestion == "it must be: text, in quotes"
+
+
 @pytest.mark.parametrize("key", ["app.id", "store.url", "sink.topic"])
 def test_what_must_be_set_says_every_place_that_was_tried(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -456,6 +463,20 @@ def test_a_later_source_replaces_a_password_file_that_cannot_be_read() -> None:
     environ = {"EVENTPUB_STORE__PASSWORD": "of key"}
     assert database_password(load(path, ENOUGH, environ)) == b"of key"
     assert load(path, ENOUGH, {"EVENTPUB_STORE__PASSWORD_FILE": ""}).config.store.password is None
+
+
+def test_an_empty_password_file_names_none_and_takes_no_password_away() -> None:
+    """Templates of containers set variables that are empty."""
+    environ = {"EVENTPUB_STORE__PASSWORD": "of key", "EVENTPUB_STORE__PASSWORD_FILE": ""}
+    assert database_password(load(None, ENOUGH, environ)) == b"of key"
+    del environ["EVENTPUB_STORE__PASSWORD_FILE"]
+    later = ENOUGH | {"store.password_file": ""}
+    assert database_password(load(None, later, environ)) == b"of key"
+
+
+def test_a_token_beside_its_file_is_refused_even_if_it_is_empty() -> None:
+    error = refused({"ops.token": "", "ops.token_file": "x"})
+    assert "both ops.token and ops.token_file are set" in str(error)
 
 
 @pytest.mark.parametrize("token", ["", "2short", "x" * 15, "ключ" * 5, " " * 20, "x" * 16 + "\x7f"])
