@@ -58,6 +58,7 @@ class Numbered:
     `is_repeated`: there may have been another attempt. `run` names this start of the query; "": a
     start always divides rows as the one before. `after`: a batch that this task has published, and
     that must be visible; -1: none, or unknown. `after_query`: the query that it may take over from.
+    `owner`: the start of a publisher, which has taken the id; "": the query owns it.
     """
 
     query: str
@@ -67,11 +68,13 @@ class Numbered:
     run: str = ""
     after: int = -1
     after_query: str = ""
+    owner: str = ""
 
     def marker(self) -> dict[str, Any]:
         """An empty marker: owner, start and task; the rows' digest, count, offsets and trailing
         refusals."""
         whose = {"query": self.query, "batch": self.batch, "run": self.run, "task": self.task}
+        whose["owner"] = self.owner or self.query
         return {**whose, "digest": "", "rows": 0, "written": {}, "refused": 0}
 
 
@@ -139,7 +142,7 @@ class Markers:
 
         Of each number only the last, as the compacted topic may have: there may be days between.
         It `waits` so many seconds for open transactions, by default as long as one may last. A task
-        that published nothing has no marker, so a batch may have none.
+        that published nothing has no marker, so a batch may have none. Those of owners are of none.
 
         Raises:
             SinkError: sink.hanging_transaction, ….
@@ -154,7 +157,7 @@ class Markers:
             found: dict[int, dict[str, Any]] = {}
             try:
                 for number, marker in self._read(begin, end):
-                    is_enough |= marker["query"] != query or marker["batch"] < batch
+                    is_enough |= marker["query"] != query or 0 <= marker["batch"] < batch
                     found.pop(number, None)
                     found[number] = marker
             except SinkError as error:
@@ -165,6 +168,11 @@ class Markers:
             if is_enough or begin == low:
                 return [*reversed(found.items())]
             count *= 4
+
+    def owner(self) -> tuple[str, str] | None:
+        """The last marker's query, and the owner that it names; None without markers."""
+        found = self.back_to("", 1 << 62)
+        return (found[0][1]["query"], found[0][1].get("owner", "")) if found else None
 
     def are_after(self, owner: str) -> bool:
         """Whether an attempt of a former owner has committed since this owner took the id.
@@ -177,7 +185,7 @@ class Markers:
             if error.code != "sink.hanging_transaction":
                 raise
             return False
-        owners = (marker["query"] for marker in found if marker["batch"] < 0)
+        owners = (marker["owner"] for marker in found if marker["batch"] < 0)
         return bool(found) and found[0]["batch"] >= 0 and next(owners, owner) == owner
 
     def _read(self, begin: int, end: int) -> Iterator[Marker]:
@@ -266,8 +274,10 @@ class Markers:
             )
         if not markers:
             return
-        owner, published = markers[0][1]["query"], markers[0][1]["batch"]
-        if owner != query and (batch or self._is_publisher):
+        owner = markers[0][1]["query"]
+        published = max((m["batch"] for _, m in markers if m["query"] == query), default=-1)
+        is_owner = markers[0][1].get("owner", owner) == (numbered.owner or query)
+        if not is_owner and (batch or self._is_publisher):
             self.refuse(
                 "sink.other_query",
                 f"another publisher (query {owner}) has taken over this id; nothing was lost or"

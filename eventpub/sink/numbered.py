@@ -7,9 +7,9 @@ before. What must hold:
 - whoever publishes under a number fences every older attempt (the transactional id has it) before
   reading the markers, so nothing can be added under it between reading and publishing;
 - markers are read to the high watermark, not only to the last stable offset;
-- all markers of an id are in one partition: the last one names the query that owns the id. A query
-  with another checkpoint counts batches from 0 again and would publish everything twice, so it is
-  refused unless it names its predecessor;
+- all markers of an id are in one partition: the last one names its owner, a query or a publisher's
+  start. A query with another checkpoint counts batches from 0 again and would publish everything
+  twice, so it is refused unless it names its predecessor;
 - if a restarted query repeats a partly published batch, tasks with other rows wait until tasks have
   come with all published ones: Spark may have divided rows among another number of tasks. It may
   also have given the same tasks other numbers, so a restart recognises rows by their digest, and a
@@ -78,19 +78,18 @@ def markers_of(sink: config.Sink) -> str:
     return f"{sink.topic}.batches"
 
 
-def require_owner(clients: Clients, id_: str, *owners: str) -> None:
+def require_owner(clients: Clients, id_: str, owner: str) -> None:
     """Raise `sink.other_query` if another publisher or query has taken over an id.
 
     A publisher without markers calls it once it has fenced its predecessors: a later takeover
-    fences the publisher. `owners`: the names that it gave, or was about to give, to
-    `NumberedSink.take`.
+    fences the publisher. `owner`: the name that it gave to `NumberedSink.take`.
     """
     if markers_of(clients.sink) not in partition_counts(clients):
         return
     sink = NumberedSink(clients, id_)
     sink.markers.check_leader()
-    found = sink.owner()
-    if found is not None and found[0] not in owners:
+    found = sink.markers.owner()
+    if found is not None and found[1] != owner:
         raise SinkError(
             "sink.other_query",
             f"another publisher (query {found[0]}) has taken over this app.id; nothing was lost or"
@@ -162,16 +161,20 @@ class NumberedSink:
                 patience.wait(error)
                 numbered = replace(numbered, is_repeated=True)
 
-    def take(self, query: str, tasks: int) -> None:
-        """Make `query` the owner and fence others; `tasks`: at least as many as they have."""
+    def take(self, query: str, tasks: int, owner: str = "", after: list[str] | None = None) -> bool:
+        """Make a query, or its start `owner`, the owner and fence others; `tasks`: at least as many
+        as they have. False, and nothing is done: its last owner is none of `after`."""
+        marker = Numbered(query, -1, -1, owner=owner).marker()
         while True:
-            with self._writer("owner") as writer:
-                writer.run([self.markers.batch({-1: Numbered(query, -1, -1).marker()})])
+            with self._writer("owner") as writer:  # no other start takes it meanwhile
+                if after is not None and self.markers.owner() not in {(query, n) for n in after}:
+                    return False
+                writer.run([self.markers.batch({-1: marker})])
             # only now: an attempt that began before has read the markers, and is fenced
             fence_all(self._clients, self._id, tasks)
             self.markers.end_left_open(tasks)
-            if not self.markers.are_after(query):
-                return
+            if not self.markers.are_after(marker["owner"]):
+                return True
 
     def settle(self, published: dict[int, dict[str, Any]], repeated: Collection[int]) -> None:
         """Republish what was left open (see `Settling`), or raise `sink.not_visible`."""
@@ -194,11 +197,6 @@ class NumberedSink:
     def published_tasks(self, query: str, batch: int) -> set[int]:
         """Tasks that have published their part of this batch, the last one begun."""
         return {*markers_of_batch(self.markers.back_to(query, batch), query, batch)}
-
-    def owner(self) -> tuple[str, int] | None:
-        """Query and batch of the last marker; None if there is none."""
-        found = self.markers.back_to("", 1 << 62)
-        return (found[0][1]["query"], found[0][1]["batch"]) if found else None
 
     def _writer(self, number: int | str) -> TransactionWriter:
         return TransactionWriter(self._clients, self._id, number)

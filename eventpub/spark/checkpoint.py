@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -31,8 +32,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 class Checkpoints:
     """Chooses the checkpoint to continue with.
 
-    If none fits the topic, the query gets a new name and owns the id from then on, and its first
-    batch reads the topic back.
+    If none fits the topic, or a start on another state, such as a copy, has had the id since, the
+    query gets a new name, and its first batch reads the topic back.
     """
 
     def __init__(self, config: Config, state: StateDir, prepared: Prepared) -> None:
@@ -41,7 +42,7 @@ class Checkpoints:
     def sink(self) -> NumberedSink:
         return NumberedSink(self._prepared.assignment.parts.clients, self._config.app.id)
 
-    def chosen(self, most_bytes: int) -> Publisher:
+    def chosen(self, owner: str, most_bytes: int) -> Publisher:
         """The checkpoint to continue with, or a new one if `most_bytes`, of its first batch."""
         config, begin = self._config, self._prepared.start_state
         location = _location(config, self._state)
@@ -63,12 +64,13 @@ class Checkpoints:
         is_same = (progress.get("engine"), progress.get("query")) == ("spark", name)
         is_same &= config.sink.topic not in remade and not most_bytes
         is_same &= all(known.get(n) == belongs[n] for n in belongs if n != "topics")
-        if is_same and self._goes_on(name, location):
+        belongs["owners"] = [owner]
+        if is_same and self._goes_on(name, location, known, owner):
             for topic in sorted(remade):  # a side topic, on which nothing depends
                 text = "the topic was deleted and created again; its records are lost"
                 log.warning(text, topic=topic)
             self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
-            return self._of(name, location, Plan(name))
+            return self._of(name, location, Plan(name), owner)
         former, name = name, secrets.token_hex(8)
         log.info("new checkpoint: the topic is read back first", query=name, location=location)
         low = begin.low
@@ -91,22 +93,28 @@ class Checkpoints:
             lower = {**progress, "low": low}
             self._state.write(self._state.progress_file, lower, lasting=True)
         self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
+        self.sink().take(name, self._prepared.assignment.partitions, owner)
         if former:
             self._forget(former, str(known.get("location", location)))
-        self.sink().take(name, self._prepared.assignment.partitions)
-        return self._of(name, location, plan)
+        return self._of(name, location, plan, owner)
 
-    def _goes_on(self, name: str, location: str) -> bool:
-        """False if another publisher has published for this id, or the checkpoint is a backup."""
-        files = Place(location).names(f"checkpoint/{name}/offsets")
-        numbers = [int(tail) for file in files if (tail := file.rpartition("/")[2]).isdigit()]
+    def _goes_on(self, name: str, location: str, known: dict[str, Any], owner: str) -> bool:
+        """Take the id; False if another start has had it, or the checkpoint is a backup."""
+        sink, owners = self.sink(), known.get("owners", [])
+        both = {**known, "owners": [*owners, owner]}  # either, if this start ends meanwhile
+        self._state.write(self._state.query_file, both, lasting=True)
         try:
-            found = self.sink().owner() if numbers else None
+            if not sink.take(name, self._prepared.assignment.partitions, owner, owners):
+                return False
+            found = sink.markers.back_to(name, 1 << 62)  # no other start publishes now
         except SinkError as error:
             if error.code != HANGING:
                 raise
             return False
-        return found is not None and found[0] == name and found[1] <= max(numbers)
+        files = Place(location).names(f"checkpoint/{name}/offsets")
+        numbers = [int(tail) for file in files if (tail := file.rpartition("/")[2]).isdigit()]
+        published = (marker["batch"] for _, marker in found if marker["query"] == name)
+        return bool(numbers) and max(published, default=-1) <= max(numbers)
 
     def _forget(self, name: str, location: str) -> None:
         shutil.rmtree(self._state.root / "query" / name, ignore_errors=True)
@@ -115,19 +123,18 @@ class Checkpoints:
             for prefix in (name, f"checkpoint/{name}"):
                 place.delete(*place.names(prefix))
 
-    def _of(self, name: str, location: str, initial: Plan) -> Publisher:
+    def _of(self, name: str, location: str, initial: Plan, owner: str) -> Publisher:
         begin = self._prepared.start_state
         beginning = DurableState(begin).beginning(None, None)
         of = self._prepared.assignment
-        return Publisher(
-            name, location, begin.partitions, initial, beginning, of.accepts_topic, of.start_id
-        )
+        whose = of.accepts_topic, of.start_id, owner
+        return Publisher(name, location, begin.partitions, initial, beginning, *whose)
 
 
-def require_still_owner(config: Config, *queries: str) -> None:
-    """Raise sink.other_query if another publisher has taken over from these queries."""
+def require_still_owner(config: Config, owner: str) -> None:
+    """Raise sink.other_query if another publisher has taken over from this start."""
     try:
-        require_owner(Clients(config.sink), config.app.id, *queries)
+        require_owner(Clients(config.sink), config.app.id, owner)
     except SinkError as error:
         if error.code != HANGING:
             raise

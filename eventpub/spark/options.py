@@ -124,6 +124,7 @@ class Publisher:
         initial: the first offset of a new checkpoint; its first batch reads the topic back.
         beginning: what is known to be published.
         accepts_topic, start_id: see `Assignment`.
+        owner: names this start of `eventpub run`, which has taken the id.
     """
 
     query: str
@@ -133,6 +134,7 @@ class Publisher:
     beginning: Beginning
     accepts_topic: bool = False
     start_id: str = ""
+    owner: str = ""
 
     def packed(self, config: Config) -> str:
         """As an option; its name must contain `secret`, so that Spark redacts it."""
@@ -240,7 +242,7 @@ class SinkOptions:
         id: names what publishes.
         sink: its topic is for rows that do not name one, if `has_topic`.
         after_query: the query that this one follows, or "".
-        query: names the query; "": use Spark's own id.
+        query, owner: see `Publisher`; "": a user's query, with Spark's own id.
         state_dir: the publisher's; None: a user's own query.
         partitions: of the publisher's topics at its start; 0: a user's own query.
     """
@@ -252,6 +254,7 @@ class SinkOptions:
     query: str = ""
     state_dir: Path | None = None
     partitions: int = 0
+    owner: str = ""
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -263,7 +266,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     if (packed := given.get("publisher_secret")) is not None:
         publisher, config = Publisher.unpacked(packed)
         folder = config.app.state_dir.absolute()
-        of_query = publisher.query, folder, publisher.partitions
+        of_query = publisher.query, folder, publisher.partitions, publisher.owner
         return SinkOptions(config.app.id, config.sink, True, "", *of_query)
     names = (*_SINK_KEYS, "id", "topic", "after_query", "checkpointLocation", "path")
     found, properties = _named("the sink eventpub", given, names, "kafka.")

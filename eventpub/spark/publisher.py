@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -86,6 +87,7 @@ class SparkPublisher(Run):
     _most_bytes = 0
     """Of the first batch of a checkpoint that replaces another; 0: none does."""
     _is_not_visible = False
+    _owner = ""  # names this start, once it takes the id
     _checkpoint: Publisher
 
     def run(self) -> Progress:
@@ -102,15 +104,15 @@ class SparkPublisher(Run):
         return super()._prepare()
 
     def _prepared(self) -> Prepared:
-        if self._most_bytes:  # only a start takes over from others
-            begun = str((self._state.read(self._state.query_file) or {}).get("query"))
-            require_still_owner(self._config, self._checkpoint.query, begun)
+        if self._owner:  # only a start takes over from others
+            require_still_owner(self._config, self._owner)
         prepared = super()._prepared()
         if self._is_not_visible:
             begin = prepared.start_state
             prepared = replace(prepared, start_state=replace(begin, low=begin.start))
         checkpoints = Checkpoints(self._config, self._state, prepared)
-        self._checkpoint = checkpoints.chosen(self._most_bytes)
+        self._owner = self._owner or secrets.token_hex(8)
+        self._checkpoint = checkpoints.chosen(self._owner, self._most_bytes)
         return prepared
 
     def _publish(self, prepared: Prepared) -> Progress:

@@ -85,8 +85,8 @@ def _numbered(options: SinkOptions) -> Numbered:
         if _first_batches.get(key, ("", -1))[0] != run or not run:
             _first_batches[key] = run, batch
         is_repeated = is_repeated or _first_batches[key] == (run, batch)
-    after_query, task = options.after_query, context.partitionId()
-    return Numbered(query, batch, task, is_repeated, run, after_query=after_query)
+    task, after_query = context.partitionId(), options.after_query
+    return Numbered(query, batch, task, is_repeated, run, -1, after_query, options.owner)
 
 
 class _Parts(InputRows):

@@ -152,13 +152,45 @@ def test_only_a_run_that_ends_by_itself_is_over_without_an_error(available_now: 
 def test_a_checkpoint_whose_markers_are_hidden_does_not_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hidden() -> None:
+    def hidden(*_: Any) -> None:
         raise HANGING
 
+    state: Any = SimpleNamespace(query_file=None, write=lambda *_, **__: None)
+    prepared: Any = SimpleNamespace(assignment=SimpleNamespace(partitions=1))
+    monkeypatch.setattr(Checkpoints, "sink", lambda _: SimpleNamespace(take=hidden))
+    config: Any = None
+    assert not Checkpoints(config, state, prepared)._goes_on("q", "/state", {}, "s2")
+
+
+def test_a_start_that_ends_while_it_takes_the_id_keeps_the_next_one_from_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may have taken it or not: the checkpoint goes on after either, and after no other."""
     names = ["checkpoint/q/offsets/3"]
     monkeypatch.setattr(of_spark, "Place", lambda _: SimpleNamespace(names=lambda _: names))
-    checkpoints: Any = SimpleNamespace(sink=lambda: SimpleNamespace(owner=hidden))
-    assert not Checkpoints._goes_on(checkpoints, "q", "/state")
+    state = StateDir(tmp_path)
+    state.write(state.query_file, {"query": "q", "owners": ["s1"]})
+    taken: list[list[str]] = []
+
+    def take(*given: Any) -> bool:
+        taken.append(given[3])
+        if len(taken) < 3:
+            raise KeyboardInterrupt
+        return True
+
+    markers = SimpleNamespace(back_to=lambda *_: [(-1, {"query": "q", "batch": -1})])
+    sink = SimpleNamespace(take=take, markers=markers)
+    monkeypatch.setattr(Checkpoints, "sink", lambda _: sink)
+    prepared: Any = SimpleNamespace(assignment=SimpleNamespace(partitions=1))
+    config: Any = None
+    checkpoints = Checkpoints(config, state, prepared)
+    for name in ("s2", "s3"):
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints._goes_on("q", "/state", state.read(state.query_file) or {}, name)
+    assert checkpoints._goes_on("q", "/state", state.read(state.query_file) or {}, "s4")
+    assert taken == [["s1"], ["s1", "s2"], ["s1", "s2", "s3"]]
+    markers.back_to = lambda *_: [(0, {"query": "q", "batch": 4})]
+    assert not checkpoints._goes_on("q", "/state", {}, "s5"), "the checkpoint is a backup"
 
 
 def test_a_start_that_ends_before_its_checkpoint_is_taken_leaves_from_where_to_read(
@@ -185,7 +217,7 @@ def test_a_start_that_ends_before_its_checkpoint_is_taken_leaves_from_where_to_r
     monkeypatch.setattr(Checkpoints, "sink", lambda _: killed)
     prepared.assignment = SimpleNamespace(partitions=1)
     with pytest.raises(KeyboardInterrupt):
-        Checkpoints(config, state, prepared).chosen(1 << 20)
+        Checkpoints(config, state, prepared).chosen("s2", 1 << 20)
     assert state.read(state.progress_file) == {**before, "low": 5}
 
 

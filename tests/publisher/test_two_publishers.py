@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.publisher.harness import commit as commit_one
 
 
 def commit(database: FreshDatabase, versions: range, aggregates: int = 20) -> None:
@@ -125,4 +128,47 @@ def test_c8_of_two_publishers_with_one_application_id_the_older_one_stops(
     assert second.stop() == 143
     second.publish_everything()
     differences = compare(database, second.topic)
+    assert not differences, differences
+
+
+@pytest.mark.engines("here", why="the engine threads folds after each loss of a shard")
+def test_c8_a_start_on_a_copy_of_the_state_takes_over_from_the_original(
+    database: FreshDatabase, new_publisher: NewPublisher, tmp_path: Path
+) -> None:
+    """As after a snapshot of its machine: both have the same query, and batches of one number.
+
+    The original has decided one without the rows that the copy publishes under its number.
+    """
+    create_table(database)
+    alike = {"run": {"shards": 2}, "state": {"location": "shared"}}  # from where each runs
+    original, copy = (new_publisher(database, **alike) for _ in range(2))
+    a, b = (next(n for n in map(str, range(99)) if zlib.crc32(n.encode()) % 2 == k) for k in (0, 1))
+    commit_one(database, a, 1)
+    original.publish_everything()
+    stalled = tmp_path / "stalled.pid"
+    original.start(environment={"EVENTPUB_FAILPOINT": f"before_commit:1:{stalled}"})
+    original.until_spark_publishes()
+    [process] = original.family()
+    process.suspend()
+    for folder in ("state", "shared"):
+        ignored = shutil.ignore_patterns("*.sock", "*.new")
+        shutil.copytree(original.folder / folder, copy.folder / folder, ignore=ignored)
+    process.resume()
+    commit_one(database, a, 2)
+    eventually(stalled.exists)
+    commit_one(database, b, 1)
+
+    copy.publish_everything()
+    before = places(copy)
+    assert len(before) == 3
+    assert "new checkpoint" not in copy.words()
+    Path(f"{stalled}.go").touch()
+    commit_one(database, a, 3)
+    assert original.finish(60) == 3
+    assert "sink.other_query" in original.words()
+    assert places(copy) == before
+
+    original.publish_everything()
+    copy.publish_everything()
+    differences = compare(database, copy.topic)
     assert not differences, differences

@@ -242,14 +242,14 @@ def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_chec
     clients = Clients(sink)
     batches = numbered.NumberedSink(clients, APP)
     batches.take("q1", WHOLE.partitions)
-    assert batches.owner() == ("q1", -1)
+    assert batches.markers.owner() == ("q1", "q1")
     place = batches.markers.place
     leave_open(own_broker, sink, place, b"{}")
     with pytest.raises(SinkError) as caught:
-        batches.owner()
+        batches.markers.owner()
     assert caught.value.code == "sink.hanging_transaction"
     batches.take("q2", WHOLE.partitions)
-    assert batches.owner() == ("q2", -1)
+    assert batches.markers.owner() == ("q2", "q2")
 
 
 def leave_open(own_broker: OwnBroker, sink: config.Sink, place: PartitionId, value: bytes) -> None:
