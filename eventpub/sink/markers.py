@@ -143,6 +143,7 @@ class Markers:
         Of each number only the last, as the compacted topic may have: there may be days between.
         It `waits` so many seconds for open transactions, by default as long as one may last. A task
         that published nothing has no marker, so a batch may have none. Those of owners are of none.
+        Nothing is returned if some of what is needed was removed, as by retention.
 
         Raises:
             SinkError: sink.hanging_transaction, ….
@@ -166,7 +167,7 @@ class Markers:
                 low = list_offsets(self._clients, [self.place], "earliest")[self.place]
                 continue
             if is_enough or begin == low:
-                return [*reversed(found.items())]
+                return [*reversed(found.items())] if is_enough or not low else []
             count *= 4
 
     def owner(self) -> tuple[str, str] | None:
@@ -262,7 +263,8 @@ class Markers:
     def _require_turn(self, numbered: Numbered, markers: list[Marker]) -> None:
         """Refuse a batch that is not the last one of the id's owner, or the next."""
         query, batch = numbered.query, numbered.batch
-        if numbered.is_repeated and batch and not markers and numbered.after_query != query:
+        had_some = batch or self._is_publisher  # of the first batch, or of the owner
+        if had_some and not markers and numbered.after_query != query:
             self.refuse(
                 "sink.markers_gone",
                 f"batch {batch} of this query is to be published, and topic {self.place[0]} has no"

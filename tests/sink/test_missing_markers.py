@@ -332,13 +332,14 @@ def test_of_the_markers_since_a_quiet_tasks_last_one_only_the_newest_are_kept(
 ) -> None:
     """There may be a day of them: they had taken a gigabyte."""
     batches = numbered.NumberedSink(Clients(sink), APP, at_start=4)
+    batches.take("q1", 2)
     batches.publish(Numbered("q1", 0, 1), Parts(sink, FIRST))
     for batch in range(1, 150):
         marker = Numbered("q1", batch, 0).marker() | {"written": {}}
         with TransactionWriter(Clients(sink), APP, 0) as writer:
             writer.run([batches.markers.batch({0: marker})])
     found = batches.markers.back_to("q1", 0)
-    assert [(number, marker["batch"]) for number, marker in found] == [(0, 149), (1, 0)]
+    assert [(number, marker["batch"]) for number, marker in found] == [(0, 149), (1, 0), (-1, -1)]
     assert batches.publish(Numbered("q1", 150, 1, after=0), Parts(sink, SECOND)).is_new
 
 
@@ -353,9 +354,9 @@ def test_markers_that_retention_has_removed_are_not_taken_for_a_lost_commit(
     eventually(lambda: name in admin.list_topics(timeout=5).topics)
     batches = numbered.NumberedSink(Clients(sink), APP)
     batches.publish(Numbered("q1", 0, 1), Parts(sink, FIRST))
+    batches.publish(Numbered("q1", 1, 0), Parts(sink, SECOND))
     for future in admin.delete_records([TopicPartition(name, 0, 1)]).values():
         future.result(10)
-    batches.publish(Numbered("q1", 1, 0), Parts(sink, SECOND))
     with pytest.raises(SinkError, match="compact") as caught:
         batches.publish(Numbered("q1", 2, 1, after=0), Parts(sink, THIRD))
     assert caught.value.code == "sink.markers_gone"
