@@ -215,10 +215,10 @@ class InputRows:
         """Some rows, in the order of their arrival; None after the last."""
         while number >= len(self._kept):
             some: list[pa.RecordBatch] = []
-            while sum(each.nbytes for each in some) < _PART_BYTES:
-                if (batch := next(self._coming, None)) is None:
-                    break
+            size = 0
+            while size < _PART_BYTES and (batch := next(self._coming, None)) is not None:
                 some.append(batch)
+                size += batch.nbytes
                 if ROWS_IN in (batch.schema.metadata or {}):
                     _hash_in_order(batch, self._in_order)
                 else:

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewPartitions,
+    NewTopic,
+)
 
 from eventpub.local.servers import Kafka
 from eventpub.sink.client import Clients
