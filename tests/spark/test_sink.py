@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
@@ -899,35 +899,6 @@ def test_a_topic_that_was_deleted_is_not_made_again(
         done.result(10)
     time.sleep(1)
     assert sink.refused(1, [event("a", 2)]).code == "sink.topic_missing"
-
-
-def test_markers_that_retention_has_removed_are_not_waited_for(
-    sink: Task, kafka_server: Kafka, topic_name: str
-) -> None:
-    for batch in range(3):
-        sink.write(batch, [event("a", batch + 1)])
-    options = sink_options(sink.options)
-    place = markers_of(options).place
-    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap_servers})
-    entry = ConfigEntry(
-        "cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET
-    )
-    resource = ConfigResource(ResourceType.TOPIC, place[0], incremental_configs=[entry])
-    for altered in admin.incremental_alter_configs([resource]).values():
-        altered.result(10)
-
-    def are_deleted() -> bool:  # a broker applies the policy a moment after it has taken it
-        try:
-            [deleted] = admin.delete_records([TopicPartition(*place, -1)]).values()
-            deleted.result(10)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.POLICY_VIOLATION:
-                raise
-            return False
-        return True
-
-    eventually(are_deleted)
-    assert sink.write(3, [event("a", 4)]).is_new
 
 
 def test_a_repeated_batch_may_come_in_other_parts(
