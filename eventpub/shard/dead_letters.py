@@ -26,19 +26,20 @@ class Refusals:
         self, refusal: RecordRefusedError, events: pa.Table, diverted: pa.Table | None
     ) -> None:
         """Record the refused rows of a batch; raises publish.refused_twice if none is new."""
-        reason = f"{refusal.code}: {refusal.reason}"
         before = len(self._reasons)
         for topic, table in ((self._sink.topic, events), (self._sink.late_topic, diverted)):
             if table is None or topic not in refusal.by_topic:
                 continue
-            some = table.take(refusal.by_topic[topic])
-            for key in zip(values(some, "aggregate_id"), values(some, "version"), strict=True):
-                self._reasons[key] = reason
+            rows = refusal.by_topic[topic]
+            some = table.take([*rows])
+            keys = zip(values(some, "aggregate_id"), values(some, "version"), strict=True)
+            reasons = (f"{refusal.code}: {reason}" for reason in rows.values())
+            self._reasons |= dict(zip(keys, reasons, strict=True))
         if len(self._reasons) == before:
             raise StateError(
                 "publish.refused_twice",
                 "a record that was already removed from the batch was refused again:"
-                f" {sorted(self._reasons)[:3]} ({reason})",
+                f" {sorted(self._reasons)[:3]} ({refusal.reason})",
                 where=refusal.where,
                 suggestion="this is a bug in eventpub; please report it",
             ) from refusal

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from eventpub import config
 from eventpub.admission.model import SkippedGap
 from eventpub.errors import SinkError, counted
 from eventpub.sink.records import DeadRow, PartitionId, Written
@@ -64,15 +65,20 @@ class PublishedBatch:
     lost: int = 0
 
 
-class RecordRefusedError(SinkError):
-    """Records that can never be published; nothing was. `by_topic`: indices of the refused rows."""
+Refused = dict[str, dict[int, str]]
+"""Per topic, the refused rows and why."""
 
-    def __init__(self, by_topic: Mapping[str, Sequence[int]], reason: str) -> None:
-        self.by_topic, self.reason = by_topic, reason
+
+class RecordRefusedError(SinkError):
+    """Records that can never be published; nothing was."""
+
+    def __init__(self, by_topic: Refused) -> None:
+        self.by_topic = by_topic
         self.rows = [row for rows in by_topic.values() for row in rows]
+        self.reason = next(iter(by_topic.values()))[self.rows[0]]
         super().__init__(
             "sink.record_refused",
-            f"{counted(len(self.rows), 'record')} can never be published: {reason}",
+            f"{counted(len(self.rows), 'record')} can never be published: {self.reason}",
             where=f"topic {next(iter(by_topic))}",
             suggestion="if the size is the reason, raise the topic's max.message.bytes and, in"
             " [sink.properties], message.max.bytes",
@@ -83,22 +89,21 @@ class RecordRefusedError(SinkError):
         return {**super().to_dict(), "type": SinkError.__name__}
 
 
-Refused = dict[str, dict[int, str]]
-"""Per topic, the refused rows and why."""
-
-
 class Refusals:
-    """Refused rows by part of a task; `before`: refusals in a row at the end of the last batch."""
+    """Refused rows by part of a task; `before`: those in a row at the end of the last batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, sink: config.Sink) -> None:
+        self._sink = sink
         self._parts: dict[int, Refused] = {}
         self._rows: dict[int, dict[str, int]] = {}
         self._part = 0
         self.before = 0
+        self.has_new = False  # in this attempt
 
     def begin(self, part: int) -> Refused:
         """Start a part; returns its rows already known as refused."""
         self._part = part
+        self.has_new = self.has_new and part > 0
         return self._parts.setdefault(part, {})
 
     def made(self, kept: Mapping[str, int]) -> None:
@@ -107,15 +112,27 @@ class Refusals:
         topics = dict.fromkeys([*kept, *part])
         self._rows[self._part] = {t: kept.get(t, 0) + len(part.get(t, {})) for t in topics}
 
-    def take(self, refusal: RecordRefusedError) -> bool:
-        """Record a refusal in the current part; False if it adds nothing."""
+    def take(self, refusal: RecordRefusedError) -> None:
+        """Record a refusal in the current part; raises sink.too_many_refused, or one not new."""
         part = self._parts[self._part]
         before = sum(map(len, part.values()))
         for topic, rows in refusal.by_topic.items():
             known = part.setdefault(topic, {})
-            numbers = [_among_all(row, known) for row in rows]
-            known |= dict.fromkeys(numbers, f"{refusal.code}: {refusal.reason}")
-        return sum(map(len, part.values())) > before
+            among_all = {_among_all(row, known): reason for row, reason in rows.items()}
+            known |= {row: f"{refusal.code}: {reason}" for row, reason in among_all.items()}
+        if sum(map(len, part.values())) == before:
+            raise refusal
+        self.has_new = True
+        if self.in_a_row()[0] > self._sink.dead_limit:
+            raise SinkError(
+                "sink.too_many_refused",
+                f"the broker refuses more than {self._sink.dead_limit} rows of a task in a row:"
+                f" {refusal.reason}",
+                where=f"topic {self._sink.topic}",
+                suggestion="if the topic's or the client's limits are too low, raise them"
+                " (max.message.bytes; the option kafka.message.max.bytes); if these rows should"
+                " become dead letters, raise the option dead_limit. Nothing of them was published",
+            ) from refusal
 
     def in_a_row(self) -> tuple[int, int]:
         """Longest run of refused rows, and the run at the end of what was produced so far."""

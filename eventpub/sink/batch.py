@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 AHEAD_OF_CLOCK = 600_000_000
 """Accepted lead of the database's clock over this machine's, µs; brokers accept up to 1 h."""
+
+_SINGLY = 20
+"""Rows produced before waiting for their delivery; after a refusal, some are produced again."""
 
 _CONSEQUENCE = frozenset(
     {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD}
@@ -116,6 +119,14 @@ class Batch:
 
     def reports_of(self, topic: str, partition: int) -> Reports:
         return self.reports.setdefault((topic, partition), Reports())
+
+    @property
+    def delivered(self) -> int:
+        return sum(reports.count for reports in self.reports.values())
+
+    @property
+    def is_delivered(self) -> bool:
+        return self.delivered == self.produced and all(r.is_whole for r in self.reports.values())
 
     @property
     def places(self) -> set[PartitionId]:
@@ -278,24 +289,30 @@ class Producing:
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """`numbers`: the rows' numbers in the batch, if these are only some of it."""
-        produce = self._writer.client.produce
-        partitions = columns.partitions.tolist()
-        callbacks = {p: batch.reports_of(topic, p).on_delivery for p in set(partitions)}
-        refused_here = len(batch.refused)
         rows = zip(
+            range(len(columns.partitions)) if numbers is None else numbers.tolist(),
             columns.keys,
             columns.values,
-            partitions,
+            columns.partitions.tolist(),
             columns.timestamps,
             columns.headers,
             strict=True,
         )
-        row = -1
-        first_half = islice(rows, len(partitions) // 2)
-        rows_and_point = chain(first_half, _passing(crash_point, "during_produce"), rows)
-        for row, (key, value, partition, timestamp, headers) in enumerate(rows_and_point):
-            number = row if numbers is None else int(numbers[row])
-            on_delivery = partial(callbacks[partition], number)
+        if self._writer.is_transactional and self._writer.sends_singly:
+            self._produce_singly(topic, [*rows], batch)
+            return
+        first_half = islice(rows, len(columns.partitions) // 2)
+        point = _passing(crash_point, "during_produce")
+        self._produce_rows(topic, chain(first_half, point, rows), batch)
+
+    def _produce_rows(self, topic: str, rows: Iterable[tuple[Any, ...]], batch: Batch) -> None:
+        produce = self._writer.client.produce
+        callbacks: dict[int, Any] = {}
+        for number, key, value, partition, timestamp, headers in rows:
+            if (callback := callbacks.get(partition)) is None:
+                callback = callbacks[partition] = batch.reports_of(topic, partition).on_delivery
+            on_delivery = partial(callback, number)
+            batch.produced += 1
             try:
                 # Positional: keywords cost more than the call.
                 produce(topic, value, key, partition, on_delivery, on_delivery, timestamp, headers)
@@ -307,11 +324,38 @@ class Producing:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
                     raise
+                batch.produced -= 1
                 limit = f"the client's message.max.bytes ({self._writer.message_limit})"
                 batch.refused.append((topic, number, faults.refuses(error, limit)))
                 if self._sink.delivery == "at_least_once":
                     break
-        batch.produced += row + 1 - (len(batch.refused) - refused_here)
+
+    def _produce_singly(self, topic: str, rows: list[tuple[Any, ...]], batch: Batch) -> None:
+        """Find all rows that the broker refuses, in one pass.
+
+        After one, a transaction sends nothing more: another takes the rest, and is not committed.
+        """
+        while rows:
+            some, rows, failure = rows[:_SINGLY], rows[_SINGLY:], None
+            try:
+                self._produce_rows(topic, some, batch)
+            except KafkaException as exception:
+                failure = exception
+            is_delivered = self._writer.wait_for_delivery(batch)
+            by_broker = [f for f in batch.failed() if f[1].code() in faults.REFUSED_RECORD]
+            if failure is not None and not by_broker:
+                raise failure
+            if is_delivered and not batch.failed():
+                continue
+            batch.refused += [(t, row, faults.refuses(e)) for t, e, row in by_broker]
+            # where it refuses nearly all, a setting is probably wrong
+            is_enough = len(batch.refused) > self._sink.dead_limit + batch.delivered
+            if not by_broker or is_enough or not self._writer.begin_again():
+                return
+            for reports in batch.reports.values():
+                reports.failed.clear()
+            refused = {row for t, row, _ in batch.refused if t == topic}
+            rows = [row for row in some if row[0] not in refused] + rows
 
     def _produce_one(self, *arguments: Any) -> None:
         deadline = self._clients.clock.monotonic() + self._writer.flush_timeout

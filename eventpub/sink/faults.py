@@ -102,7 +102,7 @@ def says(error: KafkaError) -> str:
     return f"{error.name()}: {error.str()}"
 
 
-def refuses(error: KafkaError, limit: str) -> str:  # limit: what a too large record exceeds
+def refuses(error: KafkaError, limit: str = "the topic's max.message.bytes") -> str:
     is_too_large = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
     return f"{error.name()}: larger than {limit}" if is_too_large else says(error)
 

@@ -139,17 +139,15 @@ class NumberedSink:
                 sink.markers_gone, sink.too_many_refused, sink.rows_cut_off, sink.unreachable,
                 sink.hanging_transaction, …. Nothing was published, or the markers show that it was.
         """
-        refusals, redos = Refusals(), 0
+        refusals, redos = Refusals(self._sink), 0
         what = f"publishing batch {numbered.batch}, task {numbered.task}"
         patience = Patience(what, self._clients.clock)
         while True:
             try:
                 return self._try(numbered, parts, refusals)
-            except RecordRefusedError as refusal:
-                if not refusals.take(refusal):
+            except RecordRefusedError:
+                if not refusals.has_new:
                     raise
-                if refusals.in_a_row()[0] > self._sink.dead_limit:
-                    raise _too_many_refused(self._sink, refusal.reason) from refusal
             except SinkError as error:
                 if error.code == "sink.rows_cut_off":
                     self._clients.clock.sleep(_ENDED_WITHIN)
@@ -264,7 +262,8 @@ class NumberedSink:
         mine = (m["refused"] for m in before if m["task"] == task)
         refusals.before = next(mine, 0)
         marker, reduced = numbered.marker(), writer.caution.reduces_dead
-        writer.run(self._batches(number, marker, parts, refusals, reduced), failpoint)
+        batches = self._batches(number, marker, parts, refusals, reduced)
+        writer.run(batches, failpoint, on_refusal=refusals.take)
         return Outcome(True, number, marker)
 
     def _end_left_open(self, number: int, parts: Parts) -> None:
@@ -303,6 +302,8 @@ class NumberedSink:
                 checked |= own
             yield batch
             note_written(written, batch)
+        if refusals.has_new:
+            return
         digest, rows = parts.digest(), parts.rows
         marker |= {"digest": digest, "rows": rows, "written": written}
         marker["refused"] = refusals.in_a_row()[1]
@@ -382,14 +383,3 @@ def _free(task: int, published: Mapping[int, Mapping[str, Any]]) -> int:
     while (marker := published.get(task)) is not None:
         task = marker["task"]
     return task
-
-
-def _too_many_refused(sink: config.Sink, reason: str) -> SinkError:
-    return SinkError(
-        "sink.too_many_refused",
-        f"the broker refuses more than {sink.dead_limit} rows of a task in a row: {reason}",
-        where=f"topic {sink.topic}",
-        suggestion="if the topic's or the client's limits are too low, raise them"
-        " (max.message.bytes; the option kafka.message.max.bytes); if these rows should become"
-        " dead letters, raise the option dead_limit. Nothing of them was published",
-    )

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from eventpub.errors import EventpubError, SinkError, from_dict
 from eventpub.sink import client, client_settings, faults
-from eventpub.sink.base import CrashPoint, RecordRefusedError, no_crash
+from eventpub.sink.base import CrashPoint, RecordRefusedError, Refused, no_crash
 from eventpub.sink.batch import Batch, Caution, Producing
 from eventpub.sink.client import Clients
 from eventpub.sink.records import Header, PartitionId, Record
@@ -90,16 +90,13 @@ class TransactionWriter:
         self.sends_singly = self.caution.sends_singly
         self.needs_replacement = False
         self._producing = Producing(clients, self)
-        self._began = 0.0
-        self._timeout = timeout
-        self._closed = False
+        self._began, self._timeout, self._closed = 0.0, timeout, False
         self._failure: dict[str, Any] | None = None
         self._producer: Producer | None = None
         conf = client_settings.producer_settings(self._sink, self._id)
         self._commit_slice = min(5.0, int(conf["socket.timeout.ms"]) / 2000)
-        self.flush_timeout = (
-            int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]) / 1000 + 5.0
-        )
+        message_timeout = conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]
+        self.flush_timeout = int(message_timeout) / 1000 + 5.0
         self.message_limit = int(conf["message.max.bytes"])
 
     def __enter__(self) -> TransactionWriter:
@@ -196,19 +193,29 @@ class TransactionWriter:
         parts: Iterable[Batch],
         crash_point: CrashPoint = no_crash,
         check: Callable[[Batch], None] = lambda _: None,
+        on_refusal: Callable[[RecordRefusedError], None] | None = None,
     ) -> None:
         """Run one transaction; each part is requested when the previous one is delivered.
 
-        `check` is called after each delivery; an exception ends the transaction.
+        `check` is called after each delivery; an exception ends the transaction. `on_refusal` is
+        called for each part with refused rows; the other parts are tried, but nothing is committed.
         """
+        refusal: RecordRefusedError | None = None
         crash_point("before_begin")
         self._begin()
         crash_point("after_begin")
         for batch in parts:
-            self._produce(batch, crash_point)
-            crash_point("after_produce")
-            self._flush(batch)
-            check(batch)
+            try:
+                self._deliver(batch, crash_point)
+                check(batch)
+            except RecordRefusedError as error:
+                if on_refusal is None:
+                    raise
+                on_refusal(error)
+                refusal = error
+                self.begin_again()
+        if refusal is not None:
+            raise self.abort() or refusal
         crash_point("before_commit")
         self._commit()
         self.caution.forget()
@@ -220,8 +227,7 @@ class TransactionWriter:
         now = int(self._clock.time() * 1000)
         batch = Batch({}, [(t, Record("", b"", p, now, [PROBE])) for t, p in sorted(places)])
         self._begin()
-        self._produce(batch, no_crash)
-        self._flush(batch)
+        self._deliver(batch, no_crash)
         if (error := self.abort()) is not None:
             raise error
 
@@ -240,31 +246,38 @@ class TransactionWriter:
             error = faults.kafka_error(exception)
             raise self._fault(error, "beginning a transaction") from exception
 
-    def _produce(self, batch: Batch, crash_point: CrashPoint) -> None:
+    def _deliver(self, batch: Batch, crash_point: CrashPoint) -> None:
+        accepts_loss = self._sink.delivery == "at_most_once"
         try:
             self._producing.produce(batch, crash_point)
+            if accepts_loss or not batch.refused:
+                crash_point("after_produce")
+                self.wait_for_delivery(batch)
         except KafkaException as exception:
-            raise self._undo(faults.kafka_error(exception), "producing", batch) from exception
-        if batch.refused and self._sink.delivery != "at_most_once":
-            raise self._undo(None, "producing", batch)
+            raise self._undo(faults.kafka_error(exception), batch) from exception
+        if not accepts_loss and (batch.refused or not batch.is_delivered):
+            raise self._undo(None, batch)
 
-    def _flush(self, batch: Batch) -> None:
+    def begin_again(self) -> bool:
+        """Begin another transaction with a new producer, unless this one cannot be aborted."""
+        if self.abort() is not None:
+            return False
+        client.let_go(self.client)
+        self._producer, self.needs_replacement = None, True
+        producer = self._take_over()
+        self._producer, self.needs_replacement = producer, False
+        self._begin()
+        self.needs_replacement = True  # nothing is committed any more
+        return True
+
+    def wait_for_delivery(self, batch: Batch) -> bool:
+        """Wait until nothing is queued; False if something has failed or takes too long."""
         deadline = self._clock.monotonic() + self.flush_timeout
-        try:
-            while (
-                client.call(self.client.flush, 0.1)
-                and not batch.failed()
-                and self.log.transaction_error is None
-                and self._clock.monotonic() < deadline
-            ):
-                pass
-        except KafkaException as exception:
-            raise self._undo(faults.kafka_error(exception), "producing", batch) from exception
-        if self._sink.delivery == "at_most_once":
-            return
-        delivered = sum(r.count for r in batch.reports.values())
-        if delivered != batch.produced or not all(r.is_whole for r in batch.reports.values()):
-            raise self._undo(None, "producing", batch)
+        while client.call(self.client.flush, 0.1):
+            has_failed = batch.failed() or self.log.transaction_error is not None
+            if has_failed or self._clock.monotonic() >= deadline:
+                return False
+        return True
 
     def _commit(self) -> None:
         if not self.is_transactional:
@@ -315,9 +328,7 @@ class TransactionWriter:
             self.needs_replacement = True
         return None
 
-    # -- errors -----------------------------------------------------------------------------------
-
-    def _undo(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
+    def _undo(self, error: KafkaError | None, batch: Batch) -> SinkError:
         """Abort, and find the cause: the refused rows, else the first failure."""
         worse = None if error is not None and error.fatal() else self.abort()
         # The next commit would undo an abort that the broker leaves open, and an abort may end more
@@ -327,9 +338,9 @@ class TransactionWriter:
         if batch.has_unreported:
             self.caution.reports_each = True
         self.serve()  # an abort brings the last delivery reports
-        return worse or self._cause(error, doing, batch)
+        return worse or self._cause(error, batch)
 
-    def _cause(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
+    def _cause(self, error: KafkaError | None, batch: Batch) -> SinkError:
         failed = batch.failed()
         if batch.has_unreported:  # the retry, one by one, finds all refused records
             met = [self.log.transaction_error, *(e for _, e, _ in failed)]
@@ -347,9 +358,9 @@ class TransactionWriter:
         if error is None and batch.has_unreported:
             return faults.aborted(None, self._sink)
         if error is None:
-            delivered = sum(r.count for r in batch.reports.values())
-            return faults.delivery_lost(self._sink, batch.produced, delivered, self.flush_timeout)
-        mapped = self._fault(error, doing)
+            counts = batch.produced, batch.delivered
+            return faults.delivery_lost(self._sink, *counts, self.flush_timeout)
+        mapped = self._fault(error, "producing")
         if mapped.code == "sink.fatal" and not error.fatal():
             return faults.aborted(error, self._sink)
         return mapped
@@ -363,17 +374,15 @@ class TransactionWriter:
                 # A record batch is refused as a whole; sent singly, only the bad record fails.
                 self.caution.sends_singly = True
                 return faults.aborted(by_broker[0][1], self._sink)
-            refused = [
-                (t, row, faults.refuses(e, "the topic's max.message.bytes"))
-                for t, e, row in by_broker
-            ]
+            refused = [(t, row, faults.refuses(e)) for t, e, row in by_broker]
         if not refused:
             return None
-        by_topic: dict[str, list[int]] = {}
-        for topic, row, _ in (of_events := [each for each in refused if each[0] in batch.events]):
-            by_topic.setdefault(topic, []).append(row)
-        if of_events:
-            return RecordRefusedError(by_topic, of_events[0][2])
+        by_topic: Refused = {}
+        for topic, row, reason in refused:
+            if topic in batch.events:
+                by_topic.setdefault(topic, {})[row] = reason
+        if by_topic:
+            return RecordRefusedError(by_topic)
         topic, _, reason = refused[0]
         if topic == self._sink.dead_topic and not self.caution.reduces_dead:
             self.caution.reduces_dead = True

@@ -51,7 +51,7 @@ def publishing(*outcomes: PublishedBatch | Exception) -> Publishing:
 def test_a_refused_event_is_forgotten_when_its_letter_is_out() -> None:
     """Each batch that a runner published from then on was searched for it, row by row."""
     shard = publishing(
-        RecordRefusedError({"events": [1]}, "too large"),
+        RecordRefusedError({"events": {1: "too large"}}),
         PublishedBatch(1, {}),
     )
     decision = Decision(events(1, 2))

@@ -155,7 +155,7 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         """Nothing is open."""
 
-    def run(self, parts: Iterator[Batch], *_: Any) -> None:
+    def run(self, parts: Iterator[Batch], *_: Any, **__: Any) -> None:
         topics = [topic for batch in parts for topic, _ in batch.side]
         if Writer.failures:
             Writer.failures -= 1

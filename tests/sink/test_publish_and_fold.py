@@ -114,11 +114,13 @@ def configure(servers: str, topic: str, key: str, value: str) -> None:
     time.sleep(0.5)  # the broker answers before the partitions have heard of it
 
 
-def publish_all_but_refused(new_sink: Callable[..., ShardSink], table: pa.Table) -> list[int]:
+def publish_all_but_refused(
+    new_sink: Callable[..., ShardSink], table: pa.Table, tries: int = 10
+) -> list[int]:
     """Publishes as a caller does, redoing what may be redone; the rows that were refused."""
     sink = new_sink()
     refused: list[int] = []
-    for _ in range(10):
+    for _ in range(tries):
         keep = [n for n in range(table.num_rows) if n not in refused]
         try:
             sink.publish(Content(table.take(keep)))
@@ -303,6 +305,19 @@ class TestRefusedRecords:
         assert refused == [69]
         seen = identities(read_topic(servers, sink_config.topic))
         assert seen == [r for r in rows if r[1] != 70]
+
+    def test_all_rows_that_the_topic_does_not_take_are_found_in_one_pass(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        configure(servers, sink_config.topic, "max.message.bytes", "20000")
+        noise = random.Random(1)
+        large = set(range(3, 100, 5))
+        payload = [noise.randbytes(40_000 if n in large else 500) for n in range(100)]
+        rows = [(f"order-{n % 7}", n) for n in range(100)]
+        refused = publish_all_but_refused(new_sink, events(rows, payload=payload), tries=3)
+        assert set(refused) == large
+        seen = identities(read_topic(servers, sink_config.topic))
+        assert sorted(seen) == sorted(row for row in rows if row[1] not in large)
 
     def test_a_time_that_the_broker_refuses_names_its_row(
         self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str

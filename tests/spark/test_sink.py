@@ -43,6 +43,7 @@ from eventpub.coordinator.events import CheckTopic
 from eventpub.errors import EventpubError, SinkError, find_marked
 from eventpub.local.servers import Kafka
 from eventpub.sink import numbered
+from eventpub.sink.batch import Producing
 from eventpub.sink.client import Clients
 from eventpub.sink.markers import Markers
 from eventpub.sink.records import SOURCE
@@ -600,10 +601,10 @@ def test_an_unknown_answer_is_never_success(
     sink.write(0, [event("a", 1)])
     run, calls = TransactionWriter.run, []
 
-    def doubtful(self: Any, *arguments: Any) -> None:
+    def doubtful(*arguments: Any, **more: Any) -> None:
         calls.append(1)
         if is_done or len(calls) > 1:
-            run(self, *arguments)
+            run(*arguments, **more)
         if len(calls) == 1:
             raise SinkError(code, "no answer", retriable=True)
 
@@ -636,8 +637,8 @@ def test_a_repeated_attempt_believes_no_leader_alone(
             old.clear()  # as by a new client
             raise SinkError("sink.unreachable", f"who leads {places}?", retriable=True)
 
-    def lost(self: Any, *arguments: Any) -> None:
-        run(self, *arguments)
+    def lost(*arguments: Any, **more: Any) -> None:
+        run(*arguments, **more)
         monkeypatch.setattr(TransactionWriter, "run", run)
         old.update(before)
         if not is_spark_s:
@@ -828,6 +829,48 @@ def test_rows_that_the_broker_alone_refuses_are_dead_letters(
     )
     dead = read_topic(kafka_server.bootstrap_servers, f"{topic_name}.dead")
     assert {record.key() for record in dead} == {b"z", b"a-1", b"a-2", b"a-7"}
+
+
+@pytest.mark.parametrize("part", [40, 1_000])
+def test_all_rows_that_the_broker_refuses_are_found_in_one_pass(
+    kafka_server: Kafka, topic_name: str, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """One refused row ends a transaction: each cost all that were before it once more."""
+    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap_servers})
+    compacted = NewTopic(topic_name, 4, 1, config={"cleanup.policy": "compact"})
+    admin.create_topics([compacted])[topic_name].result(10)
+    sink, runs, sent = Task(kafka_server, topic_name), list[int](), list[Any]()
+    sink.part = part
+    sink.write(0, [plain("z", "0")], schema=PLAIN)
+    run, produce = TransactionWriter.run, Producing._produce_rows
+
+    def counted_run(*arguments: Any, **more: Any) -> None:
+        runs.append(1)
+        run(*arguments, **more)
+
+    def counted_produce(self: Any, topic: str, rows: Any, batch: Any) -> None:
+        rows = list(rows)
+        sent.extend(rows)
+        produce(self, topic, rows, batch)
+
+    monkeypatch.setattr(TransactionWriter, "run", counted_run)
+    monkeypatch.setattr(Producing, "_produce_rows", counted_produce)
+    limit(kafka_server, [topic_name], 20_000)
+    rows = [plain(None if n % 10 == 3 else f"k{n}", "v") for n in range(120)]
+    for n in (17, 64):
+        rows[n]["value"] = os.urandom(40_000)
+    rows[90]["value"] = b"x" * 90_000  # small when compressed
+    assert sink.write(1, rows, schema=PLAIN).is_new
+    assert len(runs) <= 4, "all at once, one by one, and without the refused rows"
+    assert len(sent) < 800
+    found = read_topic(kafka_server.bootstrap_servers, topic_name)
+    expected = [f"k{n}" for n in range(120) if n % 10 != 3 and n not in (17, 64)]
+    assert sorted(record.key().decode() for record in found) == sorted(["z", *expected])
+    dead = read_topic(kafka_server.bootstrap_servers, f"{topic_name}.dead")
+    reasons = [dict(record.headers())["eventpub_reason"].decode() for record in dead]
+    assert len(reasons) == 14
+    assert sum("INVALID_RECORD" in reason for reason in reasons) == 12
+    assert sum("larger than the topic's max.message.bytes" in reason for reason in reasons) == 2
 
 
 def test_a_dead_letter_that_is_refused_itself_goes_without_its_payload(

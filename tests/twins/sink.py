@@ -66,7 +66,7 @@ class MemorySink:
         payloads = values(events, "payload")
         refused = [n for n, payload in enumerate(payloads) if len(payload or b"") > LARGEST]
         if refused:
-            raise RecordRefusedError({PLACE[0]: refused}, "too large")
+            raise RecordRefusedError({PLACE[0]: dict.fromkeys(refused, "too large")})
         rows = list(zip(values(events, "aggregate_id"), values(events, "version"), strict=True))
         for point in ("during_produce", "after_produce", "before_commit"):
             crash_point(point)
