@@ -139,11 +139,12 @@ class CloudEvents:
     def dead(
         self, row: DeadRow, shard: tuple[int, int], limit: int = FAR_AHEAD, *, reduced: bool = False
     ) -> Record:
-        """A record of ``<topic>.dead``; `reduced` ones lack payload, type and metadata.
+        """A record of ``<topic>.dead``; `reduced`: no payload, type, metadata or large key.
 
         The value is the payload, unless the broker refused the record or it exceeds `MOST_PAYLOAD`:
         then `eventpub_payload_bytes` has its size. A type or metadata above `MOST_TEXT` is replaced
-        by `eventpub_type_bytes` or `eventpub_metadata_bytes`, and a longer reason is cut. From
+        by `eventpub_type_bytes` or `eventpub_metadata_bytes`, in a reduced one such a key by
+        `eventpub_key_bytes`, and a longer reason is cut. From
         `eventpub_conflict` (`row.published`) a rebuilt index recognizes other rows of this kind.
         """
         reason = row.reason.encode(errors="replace")[: 1024 if reduced else MOST_TEXT]
@@ -157,11 +158,14 @@ class CloudEvents:
             partition = topic_partition(row.aggregate_id, partitions)
         if row.version is not None:
             headers.append((records.SEQUENCE, str(row.version)))
-        if row.aggregate_id is not None and not reduced:
-            key = row.aggregate_id.encode()
-            _add(headers, "ce_subject", "eventpub_subject_bytes", key)
+        key, octets = row.aggregate_id, (row.aggregate_id or "").encode()
+        if key is not None and not reduced:
+            _add(headers, "ce_subject", "eventpub_subject_bytes", octets)
             if row.version is not None:
-                _add(headers, "ce_id", "eventpub_id_bytes", key + f"/{row.version}".encode())
+                _add(headers, "ce_id", "eventpub_id_bytes", octets + f"/{row.version}".encode())
+        elif len(octets) > MOST_TEXT:
+            headers.append(("eventpub_key_bytes", str(len(octets))))
+            key = None
         if row.create_time is not None:
             headers.append((records.TIME, format_time(row.create_time)))
         if row.published is not None:
@@ -181,7 +185,7 @@ class CloudEvents:
             headers.append(("eventpub_payload_bytes", str(len(value))))
             value = None
         return Record(
-            key=row.aggregate_id,
+            key=key,
             value=value,
             partition=partition,
             # the broker may have refused the timestamp, too

@@ -56,5 +56,7 @@ def test_a_dead_letter_is_small_whatever_its_row_is(encoder: Encoder, reduced: b
     size = len(letter.value or b"") + sum(len(name) + len(v or b"") for name, v in letter.headers)
     assert size < 100_000
     assert (letter.key, dict(letter.headers)[SEQUENCE]) == ("a", "7")
+    long = encoder.dead(DeadRow("a" * 2_000_000, 7, "r"), (PARTITIONS, 3), LIMIT, reduced=True)
+    assert len(long.key or b"") + sum(len(v or b"") for _, v in long.headers) < 100_000
     nobodys = encoder.dead(DeadRow(None, None, "store.row_invalid"), (4, 3), LIMIT, reduced=reduced)
     assert nobodys.partition == 3

@@ -882,6 +882,17 @@ def test_a_dead_letter_that_is_refused_itself_goes_without_its_payload(
     assert versions(kafka_server, topic_name) == [("a", 2)]
 
 
+def test_a_row_whose_key_alone_is_too_large_is_a_dead_letter(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    """Its dead letter was refused as well, at every start."""
+    assert sink.write(0, [plain("k" * 1_500_000, "1"), plain("b", "2")], schema=PLAIN).is_new
+    assert [r.key() for r in read_topic(kafka_server.bootstrap_servers, topic_name)] == [b"b"]
+    [dead] = read_topic(kafka_server.bootstrap_servers, f"{topic_name}.dead")
+    assert dead.key() is None
+    assert dict(dead.headers())["eventpub_key_bytes"] == b"1500000"
+
+
 def test_a_query_owns_the_id_from_a_first_batch_without_rows(
     kafka_server: Kafka, topic_name: str
 ) -> None:

@@ -28,5 +28,7 @@ class PlainEncoder:
 
     def dead(self, row: DeadRow, shard: tuple[int, int], limit: int, *, reduced: bool) -> Record:
         """As there."""
-        del limit, reduced
-        return Record(row.aggregate_id, None, shard[1], 1, [(SEQUENCE, str(row.version))])
+        del limit
+        is_large = reduced and len(row.aggregate_id or "") > 1_000
+        key = None if is_large else row.aggregate_id
+        return Record(key, None, shard[1], 1, [(SEQUENCE, str(row.version))])
