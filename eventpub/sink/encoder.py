@@ -178,6 +178,8 @@ class CloudEvents:
             _add(headers, "ce_type", "eventpub_type_bytes", encoded, keep)
         if row.metadata is not None:
             _add(headers, "eventpub_metadata", "eventpub_metadata_bytes", row.metadata, keep)
+        # the broker may have refused the row's time, too
+        created = limit if reduced or row.create_time is None else row.create_time
         value = row.payload
         if value is not None and (
             reduced or len(value) > MOST_PAYLOAD or row.reason.startswith(records.REFUSED)
@@ -188,8 +190,7 @@ class CloudEvents:
             key=key,
             value=value,
             partition=partition,
-            # the broker may have refused the timestamp, too
-            timestamp=records.timestamp(limit if reduced else row.create_time or 0, limit),
+            timestamp=records.timestamp(created, limit),
             headers=headers,
         )
 

@@ -285,7 +285,8 @@ class _PlainRows:
         text = key.decode(errors="replace") if isinstance(key, bytes) else key
         dead = DeadRow(text, None, reason, payload=self._values[row])
         shard = self._counts[f"{topic}.dead"], 0
-        return CloudEvents(self._options.id).dead(dead, shard, reduced=reduced)
+        now = int(time.time() * 1e6)
+        return CloudEvents(self._options.id).dead(dead, shard, now, reduced=reduced)
 
 
 def _values(rows: pa.Table, name: str) -> list[Any]:

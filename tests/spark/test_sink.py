@@ -893,6 +893,21 @@ def test_a_row_whose_key_alone_is_too_large_is_a_dead_letter(
     assert dict(dead.headers())["eventpub_key_bytes"] == b"1500000"
 
 
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_dead_letter_of_a_plain_row_has_the_time_of_its_publication(
+    sink: Task, kafka_server: Kafka, topic_name: str, reduced: bool
+) -> None:
+    """Retention by time would delete one of 1970 at once."""
+    create_topic(kafka_server, f"{topic_name}.dead", 4)
+    create_topic(kafka_server, topic_name, 4)
+    if reduced:
+        limit(kafka_server, [f"{topic_name}.dead"], 20_000)
+    row = plain(os.urandom(15_000).hex() if reduced else "k", "x" * 2_000_000)
+    assert sink.write(0, [row, plain("b", "2")], schema=PLAIN).is_new
+    [dead] = read_topic(kafka_server.bootstrap_servers, f"{topic_name}.dead")
+    assert abs(dead.timestamp()[1] / 1000 - time.time()) < 300
+
+
 def test_a_query_owns_the_id_from_a_first_batch_without_rows(
     kafka_server: Kafka, topic_name: str
 ) -> None:
