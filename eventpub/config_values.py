@@ -146,7 +146,8 @@ StoreUrl = Annotated[
 ]
 Start = Annotated[str, _reads(_start)]
 Zone = Annotated[str, _reads(_zone)]
-Topic = Annotated[str, _like(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,240}")]
+TOPIC = r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,240}"
+Topic = Annotated[str, _like(TOPIC)]
 Servers = Annotated[
     str, _like(f"{_SERVER}(?:,{_SERVER})*"), AfterValidator(partial(re.sub, r"\s", ""))
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from pyspark import TaskContext
 
 from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, SkippedGap
+from eventpub.config_values import TOPIC
 from eventpub.errors import ConfigError, SinkError, counted
 from eventpub.sink.base import Content, Refused
 from eventpub.sink.batch import Batch, batch_of
@@ -25,7 +27,7 @@ from eventpub.sink.client import Clients
 from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.layout import check_topics
 from eventpub.sink.markers import Numbered
-from eventpub.sink.numbered import NumberedSink
+from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.records import Columns, DeadRow, contents_of
 from eventpub.spark.options import SinkOptions
 from eventpub.spark.rows import InputRows
@@ -198,10 +200,10 @@ def _rows_by_kind(rows: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
     }
     if sum(map(len, found.values())) < rows.num_rows:
         others = sorted({*kinds.unique().to_pylist()} - {*found})
-        raise ConfigError(
+        raise _invalid(
             "config.invalid_value",
-            f"rows have the kind {', '.join(map(repr, others[:3]))}; nothing was published",
-            where="column kind of the query that is written",
+            f"rows have the kind {', '.join(map(repr, others[:3]))}",
+            "kind",
             suggestion="the column is that of the source with rows = all; drop or rename another",
         )
     return found
@@ -210,12 +212,17 @@ def _rows_by_kind(rows: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
 def _require_values(rows: pa.Table, at: npt.NDArray[np.int64]) -> None:
     for name in sorted(NEVER_NULL):
         if rows[name].null_count and (nulls := rows[name].take(at).null_count):
-            raise ConfigError(
+            raise _invalid(
                 "config.invalid_value",
-                f"column {name} is NULL in {counted(nulls, 'row')}; nothing was published",
-                where=f"column {name} of the query that is written",
+                f"column {name} is NULL in {counted(nulls, 'row')}",
+                name,
                 suggestion=f"leave such rows out, as by .where('{name} IS NOT NULL')",
             )
+
+
+def _invalid(code: str, what: str, column: str, *, suggestion: str) -> ConfigError:
+    where = f"column {column} of the query that is written"
+    return ConfigError(code, f"{what}; nothing was published", where=where, suggestion=suggestion)
 
 
 class _PlainRows:
@@ -228,16 +235,17 @@ class _PlainRows:
         self._keys = _values(rows, "key")
         self._values = [_bytes(value) for value in _values(rows, "value")]
         self._headers = _values(rows, "headers")
-        default = options.sink.topic if options.has_topic else None
+        default, own = options.sink.topic if options.has_topic else None, markers_of(options.sink)
         self._topics = [topic or default for topic in _values(rows, "topic")]
         self._sink, self._counts = sink, sink.partitions
-        for topic in {*self._topics}:
-            if topic is None:
-                raise SinkError(
-                    "sink.topic_missing",
-                    "a row names no topic, and there is no option topic",
-                    where="column topic",
-                    suggestion="set the option topic, or fill the column",
+        for topic in {topic or "" for topic in self._topics}:
+            if topic == own or not (topic in self._counts or re.fullmatch(TOPIC, topic)):
+                raise _invalid(
+                    "config.invalid_value",
+                    f"a row names the topic {topic[:250]!r}",
+                    "topic",
+                    suggestion="fill the column, or set the option topic; a name is 1 to 240 of"
+                    f" A-Z a-z 0-9 . _ -, and not {own}",
                 )
             self._require(topic, topic)
         self._partitions = [
@@ -302,11 +310,10 @@ def _bytes(value: Any) -> bytes | None:
 def _partition(number: int | None, key: Any, row: int, partitions: int) -> int:
     if number is not None:
         if not 0 <= number < partitions:
-            raise ConfigError(
+            raise _invalid(
                 "config.invalid_value",
-                f"a row names partition {number}, and its topic has {partitions}; nothing was"
-                " published",
-                where="column partition of the query that is written",
+                f"a row names partition {number}, and its topic has {partitions}",
+                "partition",
                 suggestion=f"name one of 0 to {partitions - 1}, or none, to partition by key",
             )
         return int(number)
