@@ -57,7 +57,7 @@ FAR_AHEAD = 1 << 62
 _decode = json.JSONDecoder().decode
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _RESERVED = ("ce_", "eventpub_")
-_NO_NUL = "\ufffd"
+NO_NUL = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def metadata_headers(octets: bytes) -> list[Header]:
     ]
     if b"\\u" in octets:
         headers = [
-            (name.encode(errors="replace").decode().replace("\0", _NO_NUL), value)
+            (name.encode(errors="replace").decode().replace("\0", NO_NUL), value)
             for name, value in headers
         ]
     return headers

@@ -28,7 +28,7 @@ from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.layout import check_topics
 from eventpub.sink.markers import Numbered
 from eventpub.sink.numbered import NumberedSink, markers_of
-from eventpub.sink.records import Columns, DeadRow, contents_of
+from eventpub.sink.records import NO_NUL, Columns, DeadRow, contents_of
 from eventpub.spark.options import SinkOptions
 from eventpub.spark.rows import InputRows
 from eventpub.spark.sink import NEVER_NULL, Published, Refusal
@@ -234,7 +234,14 @@ class _PlainRows:
         self._options = options
         self._keys = _values(rows, "key")
         self._values = [_bytes(value) for value in _values(rows, "value")]
-        self._headers = _values(rows, "headers")
+        self._headers = [[h for h in of or () if h is not None] for of in _values(rows, "headers")]
+        if any(h["key"] is None for of in self._headers for h in of):
+            raise _invalid(
+                "config.invalid_value",
+                "a row has a header whose key is NULL",
+                "headers",
+                suggestion="leave it out, as by filter(headers, h -> h.key IS NOT NULL)",
+            )
         default, own = options.sink.topic if options.has_topic else None, markers_of(options.sink)
         self._topics = [topic or default for topic in _values(rows, "topic")]
         self._sink, self._counts = sink, sink.partitions
@@ -244,8 +251,8 @@ class _PlainRows:
                     "config.invalid_value",
                     f"a row names the topic {topic[:250]!r}",
                     "topic",
-                    suggestion="fill the column, or set the option topic; a name is 1 to 240 of"
-                    f" A-Z a-z 0-9 . _ -, and not {own}",
+                    suggestion="give one that matches [A-Za-z0-9._-]{1,240}"
+                    f" and is not {own}, or set the option topic",
                 )
             self._require(topic, topic)
         self._partitions = [
@@ -283,7 +290,7 @@ class _PlainRows:
             partitions=np.array([self._partitions[row] for row in rows], np.int32),
             timestamps=[now] * len(rows),
             headers=[
-                [(h["key"], h["value"]) for h in self._headers[row] or () if h is not None]
+                [(h["key"].replace("\0", NO_NUL), h["value"]) for h in self._headers[row]]
                 for row in rows
             ],
         )

@@ -959,6 +959,20 @@ def test_a_partition_that_is_not_there_is_refused(sink: Task) -> None:
         assert "0 to 3" in str(refused.suggestion)
 
 
+def test_a_header_without_a_name_is_refused_and_a_name_is_published_whole(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    """It was published as `None`; the client cuts a name at a NUL."""
+    nameless = plain("a", "1", headers=[{"key": "h", "value": b"1"}, {"key": None, "value": b"2"}])
+    refused = sink.refused(0, [plain("b", "1"), nameless], schema=PLAIN)
+    assert refused.code == "config.invalid_value"
+    assert "column headers" in str(refused.where)
+    assert "h.key IS NOT NULL" in str(refused.suggestion)
+    sink.write(0, [plain("a", "1", headers=[{"key": "a\0b", "value": b"x"}])], schema=PLAIN)
+    [found] = read_topic(kafka_server.bootstrap_servers, topic_name)
+    assert found.headers() == [("a\ufffdb", b"x")]
+
+
 def test_a_topic_that_cannot_be_written_is_refused_at_once(sink: Task, topic_name: str) -> None:
     """It was tried for 17 s at every start, and nothing was said to do."""
     for name in ("bad name/!", "x" * 300, "..", f"{topic_name}.batches"):
