@@ -249,7 +249,7 @@ class _PlainRows:
             if topic == own or not (topic in self._counts or re.fullmatch(TOPIC, topic)):
                 raise _invalid(
                     "config.invalid_value",
-                    f"a row names the topic {topic[:250]!r}",
+                    f"a row names {f'the topic {topic[:250]!r}' if topic else 'no topic'}",
                     "topic",
                     suggestion="give one that matches [A-Za-z0-9._-]{1,240}"
                     f" and is not {own}, or set the option topic",
