@@ -76,7 +76,7 @@ class ClientLog(TransactionLog):
         super().__init__()
         self.last_error: KafkaError | None = None
         self._error_at = 0.0
-        self._failed_connection: tuple[float, str] | None = None
+        self.failed_connection: tuple[float, str] | None = None
         """When and why a connection failed last."""
         self.tokens: TokenProvider | None = None
 
@@ -95,7 +95,7 @@ class ClientLog(TransactionLog):
         if facility == "REQTMOUT":
             faults.is_unanswered()
         if facility == "FAIL":
-            self._failed_connection = time.monotonic(), _why_it_failed(text)
+            self.failed_connection = time.monotonic(), _why_it_failed(text)
             if self.last_error is not None and self.last_error.code() == _ALL_DOWN:
                 self.error(self.last_error)
         log.debug("%s %s %s", facility, name, text)  # the errors of the sink say what matters
@@ -111,7 +111,7 @@ class ClientLog(TransactionLog):
             faults.is_unanswered()
             if self.last_error is not None and self.last_error.code() != _ALL_DOWN:
                 return
-            failed_at, why = self._failed_connection or (now, error.str())
+            failed_at, why = self.failed_connection or (now, error.str())
             if now - failed_at < _REPEATED_WITHIN:
                 error = KafkaError(error.code(), why)
         self.last_error = error

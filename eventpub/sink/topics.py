@@ -119,12 +119,14 @@ def _tries(
     which find the leader.
     """
     deadline = clients.clock.monotonic() + timeout
-    patience = min(_FIRST_PATIENCE, timeout)
+    patience, failed = min(_FIRST_PATIENCE, timeout), None
     while True:
         asked, client_log = asking()
         _serve(asked)  # what it has logged since the last call
         client_log.forget()
+        client_log.failed_connection = client_log.failed_connection or failed
         yield asked, client_log, patience
+        failed = client_log.failed_connection
         clients.renew()
         left = deadline - clients.clock.monotonic()
         if left <= 0:

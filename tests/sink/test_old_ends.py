@@ -26,7 +26,7 @@ from eventpub.sink.client import ClientLog, Clients
 from eventpub.sink.layout import check_leaders, check_topics
 from eventpub.sink.records import DeadRow, PartitionId
 from eventpub.sink.shard import ShardSink
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.topics import list_offsets, metadata
 from tests.publisher.harness import eventually
 from tests.servers import kafka_cluster
 from tests.sink.helpers import (
@@ -196,6 +196,35 @@ def test_f4_two_brokers_say_who_leads_a_side_topic(
     with pytest.raises(SinkError, match="disagree about the leader") as caught:
         check_leaders(brokers, [("gaps", 0)])
     assert (caught.value.code, caught.value.retriable) == ("sink.unreachable", True)
+
+
+def test_why_a_connection_failed_is_known_to_the_next_client() -> None:
+    """It had no time to learn it: "0/1 brokers are down" was all that was said."""
+    met = [KafkaError(KafkaError._ALL_BROKERS_DOWN, "0/1 brokers are down")]
+
+    class Brokers(Clients):
+        def admin(self) -> Any:
+            log = ClientLog()
+
+            def list_topics(topic: str | None, timeout: float) -> Any:
+                if len(met) == 1:  # the first
+                    log.log(
+                        3,
+                        "",
+                        "FAIL",
+                        "client",
+                        "broker:1/bootstrap: Disconnected (after 2ms in state UP)",
+                    )
+                met.append(met[0])
+                log.error(met[0])
+                raise KafkaException(met[0])
+
+            return SimpleNamespace(list_topics=list_topics, poll=lambda _: None), log
+
+    with pytest.raises(SinkError) as caught:
+        metadata(Brokers(settings("orders", "broker:1")), timeout=0.5)
+    assert len(met) > 2
+    assert "broker:1: Disconnected" in caught.value.message
 
 
 def test_f4_what_others_write_behind_a_fold_is_no_reason_to_fold_again(

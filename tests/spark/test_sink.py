@@ -976,14 +976,12 @@ def test_a_header_without_a_name_is_refused_and_a_name_is_published_whole(
 def test_a_topic_that_cannot_be_written_is_refused_at_once(sink: Task, topic_name: str) -> None:
     """It was tried for 17 s at every start, and nothing was said to do."""
     for name in ("bad name/!", "x" * 300, "..", f"{topic_name}.batches"):
-        began = time.monotonic()
         refused = sink.refused(0, [plain("a", "1"), plain("a", "1", topic=name)], schema=PLAIN)
         assert refused.code == "config.invalid_value"
         assert repr(name)[:250] in refused.message
         assert "column topic" in str(refused.where)
-        assert time.monotonic() - began < 10
     del sink.options["topic"]
-    assert "the topic ''" in sink.refused(0, [plain("a", "1")], schema=PLAIN).message
+    assert "names no topic" in sink.refused(0, [plain("a", "1")], schema=PLAIN).message
 
 
 def test_a_topic_that_was_deleted_is_not_made_again(
