@@ -2,9 +2,9 @@
 
 The rows of each second (a time bucket) are counted again in the database at growing ages (2, 4, 8,
 … s, up to the horizon) and compared with what the shards have accounted for. When a timed-out
-transaction ends, its seconds are counted out of turn, however old. On a mismatch, and of what is
-counted beyond the horizon, the shards compare the bucket's keys with their indexes, and unknown
-rows go through admission. Cost grows with log(horizon).
+transaction ends, its seconds are counted out of turn, however old. If the numbers differ, or the
+bucket is older than the horizon, the shards compare its keys with their indexes, and unknown rows
+go through admission. Cost grows with log(horizon).
 
 An accounted number that is too low costs a comparison, which corrects it. One too high would hide a
 row: rows count only when a window first shows them.
@@ -224,7 +224,7 @@ class Recount:
         self._paused = kept | dict.fromkeys(rows, range(now, now + _RECOUNT_PAUSE))
         for bucket, count in rows.items():
             end = (bucket + 1) * WIDTH
-            # beyond the horizon as many may have been deleted as have come late
+            # beyond the horizon, as many rows may have been deleted as have come late
             is_hidden = bool(count) and not in_turn and end + self._horizon < now
             if count != expected.get(bucket, 0) or is_hidden:
                 (self._mismatched if in_turn else self._late_mismatched)[bucket] = count

@@ -70,7 +70,7 @@ def test_no_task_publishes_once_the_markers_are_gone(
     assert sink.refused(1, [event("a", 1)], task=0).code == "sink.markers_gone"
     assert sorted(versions(kafka_server, topic_name)) == [("a", 1), ("z", 1)]
     sink.options["after_query"] = "q1"
-    assert sink.write(2, [event("b", 1)], task=1).is_new, "once somebody has looked"
+    assert sink.write(2, [event("b", 1)], task=1).is_new, "once an operator has looked"
 
 
 def test_what_is_left_after_a_cut_counts_for_nothing(sink: Task, kafka_server: Kafka) -> None:

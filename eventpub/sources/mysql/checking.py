@@ -306,7 +306,7 @@ def _open_transactions(subject: _Subject) -> _Finding:
         if error_number(error) == _NOT_TEXT:
             return (
                 "warn",
-                f"a statement is running that is not UTF-8 text, as with _binary'…': while MySQL"
+                "a statement that is not UTF-8 text (as with _binary'…') is running: while MySQL"
                 f" cannot show it, {skipped}",
                 "send binary values as parameters of prepared statements, or as X'…'",
             )

@@ -164,7 +164,7 @@ class Watermark:
             if is_denied:
                 self._denied = True
             elif code == "store.query_failed":
-                self._is_stale()
+                self._note_stale()
             else:
                 raise
             return
@@ -173,12 +173,12 @@ class Watermark:
         own = next((row for row in rows if nonce in row[5]), None)
         self._pause_for(self._turns.pause(is_fresh=own is not None))
         if own is None:
-            self._is_stale()
+            self._note_stale()
             return
         self._stale_since, self._seen_at = None, self._clock.monotonic()
         self._transactions.seen(self._now, found_in(self._now, processes, own, rows), reached)
 
-    def _is_stale(self) -> None:
+    def _note_stale(self) -> None:
         if self._stale_since is None:
             self._stale_since = self._clock.monotonic()
 
