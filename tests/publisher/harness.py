@@ -29,6 +29,7 @@ from confluent_kafka.admin import AdminClient
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
+from tests.publisher import forked
 
 EVENTPUB = str(Path(sys.executable).with_name("eventpub"))
 
@@ -428,9 +429,11 @@ class Publisher:
     def command(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run another command of eventpub with the same configuration."""
         end = arguments.index("--") if "--" in arguments else len(arguments)
-        options = (*arguments[:end], "--config", str(self.config))
+        options = [*arguments[:end], "--config", str(self.config), *arguments[end:]]
+        if arguments[0] != "run":
+            return forked.run(options, self._environment(), self.folder, timeout)
         return subprocess.run(
-            [self.program, *options, *arguments[end:]],
+            [self.program, *options],
             capture_output=True,
             text=True,
             timeout=timeout,
