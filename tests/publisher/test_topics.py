@@ -56,7 +56,7 @@ def admin(publisher: Publisher) -> AdminClient:
 
 @cache
 def _admin_of(servers: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": servers})
+    return AdminClient({"bootstrap.servers": servers, "log_level": 0})  # outlives some brokers
 
 
 def results(futures: dict[Any, Any]) -> None:
