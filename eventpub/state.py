@@ -7,14 +7,15 @@ start.json      owner of the state (application, topic, table) and the resolved 
 status.json     the last status, for `eventpub status` when no publisher runs
 run.json        number of the run; grows with every start
 progress.json   position and pending work, as last reported by the shards
+pause.json      whether users have paused publishing, and who
 requests/       requests of `eventpub gaps retry --later` and `skip --later` for the next publisher
 index/          one folder per shard, per number of shards
 spark/          Spark's scratch files
 spark.log       output of Spark and its workers
 
-start.json, run.json, progress.json and requests are synced, yet a start works without any of them
-(see `publisher.prepare`). Only the publisher's user has access: the files hold ids and, in spark/,
-possibly payloads.
+start.json, run.json, progress.json, pause.json and requests are synced, yet a start works without
+any of them (see `publisher.prepare`). Only the publisher's user has access: the files hold ids and,
+in spark/, possibly payloads.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import IO, Any
 from eventpub.channel import MalformedError, Request, request_of
 from eventpub.errors import StateError
 from eventpub.state_files import give_to_owner, mapping, replace_file
+from eventpub.times import format_time
 
 _LOCK_TIMEOUT = 1.0
 """Seconds. Checks for a running publisher share the lock for an instant."""
@@ -43,7 +45,7 @@ LOCK = "eventpub.lock"
 WITHOUT_FILES = (
     "start the publisher (eventpub run): it runs without the damaged file. Without progress.json it"
     " takes the position from the indexes, or reads the table from the start if there are none,"
-    " re-counts the events of the day before it, and forgets a pause"
+    " and re-counts the events of the day before it; without pause.json it publishes"
 )
 
 _LEFT_OVER = 60.0
@@ -61,7 +63,9 @@ class StateDir:
         self.start_file = self.root / "start.json"
         self.run_file = self.root / "run.json"
         self.status_file = self.root / "status.json"
-        self._files = (self.start_file, self.run_file, self.progress_file, self.status_file)
+        self.pause_file = self.root / "pause.json"
+        written = (self.start_file, self.run_file, self.progress_file, self.status_file)
+        self._files = (*written, self.pause_file)
         self.query_file = self.root / "query.json"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
@@ -231,6 +235,16 @@ class StateDir:
                 suggestion=WITHOUT_FILES,
             )
         return found
+
+    def keep_pause(self, is_paused: bool, by: str) -> None:
+        """Have this publisher, or the next one, pause or resume; lasts over any end of it."""
+        by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
+        self.write(self.pause_file, {"is_paused": is_paused, "by": by}, lasting=True)
+
+    def pause(self) -> tuple[bool, str]:
+        """Whether users have paused publishing; who asked for that, and when ("": nobody)."""
+        found = self.read(self.pause_file) or {}
+        return bool(found.get("is_paused")), str(found.get("by", ""))
 
     def was_used(self) -> bool:
         return bool(self.indexed()) or any(file.exists() for file in self._files)

@@ -124,15 +124,13 @@ def resume(config: Config) -> Report:
 def _set_paused(config: Config, *, is_paused: bool) -> Report:
     from eventpub.ops import status as ops
 
-    outcome, error = ops.pause(config, is_paused=is_paused)
+    outcome = ops.pause(config, is_paused=is_paused)
     words = {
         "paused": "paused: nothing is published until eventpub resume",
         "resumed": "events are published again",
         "kept": "no publisher runs; the next one starts "
         + ("paused" if is_paused else "without a pause"),
-        "starting": "the publisher is starting, and takes no requests yet: try again",
-        "no answer": "the publisher does not answer; it may act on it later: see eventpub status",
-        "not written": error,
+        "no answer": "the publisher does not answer; it obeys when it can: see eventpub status",
         "in work": "paused, but transactions are still in progress: see eventpub status",
     }
     return Report(outcome in ops.PAUSED, words[outcome], {"outcome": outcome})

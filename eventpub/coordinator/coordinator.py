@@ -109,11 +109,11 @@ class Coordinator(Overview):
             for shard in self.shards:
                 if shard.lane is None and now >= shard.start_at:
                     self._start_runner(shard, now)
-            self.requests.send(is_paused=self.pauses.is_paused)
-            if not self.pauses.is_paused:
+            self.requests.send(is_paused=self.is_paused)
+            if not self.is_paused:
                 self.windows.catch_up(now)
                 self._compare(now)
-            self.windows.poll(now, is_paused=self.pauses.is_paused)
+            self.windows.poll(now, is_paused=self.is_paused)
         self._finish_if_done(now)
 
     # -- runners ----------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Coordinator(Overview):
         beginning = self.durable.beginning(shard.report, self._recounting.uncounted_since)
         shard.begin(lane := Lane())
         self._do(e.StartRunner(shard.number, lane, beginning))
-        if not self.pauses.is_paused:  # else `_pause` catches up
+        if not self.is_paused:  # else `_pause` catches up
             self._begin_work(shard, now)
 
     def _begin_work(self, shard: Shard, now: float) -> None:
@@ -130,17 +130,13 @@ class Coordinator(Overview):
         shard.compare(self._recounting.comparison, now)
 
     def _pause(self, event: e.PauseAsked, now: float) -> None:
-        was_paused = self.pauses.is_paused
-        if not self.pauses.ask(event):
-            event.reply(sum(map(self.in_work, self.shards)))
-            return
-        if was_paused and not event.is_paused:
+        self.take_pause(event)
+        if not event.is_paused:
             for shard in self.shards:
                 if shard.lane is not None and shard.window == 0:  # it was started while paused
                     self._begin_work(shard, now)
             self.windows.polling.at = now
-        self._do(e.Show())  # before the reply
-        self._remember()
+        self._do(e.Show())
 
     # -- reports ----------------------------------------------------------------------------------
 
@@ -184,8 +180,8 @@ class Coordinator(Overview):
             self.durable.open_hidden_since = result.hidden_since
         if self.changes.polled(result, now):
             self._remember()
-        uncounted, is_paused = self._recounting.uncounted_since, self.pauses.is_paused
-        self.windows.polled(poll.after, result, uncounted, now, is_paused=is_paused)
+        uncounted = self._recounting.uncounted_since
+        self.windows.polled(poll.after, result, uncounted, now, is_paused=self.is_paused)
 
     # -- recount ----------------------------------------------------------------------------------
 

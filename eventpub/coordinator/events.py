@@ -54,11 +54,10 @@ class Withdrawn(Happened):
 
 @dataclass(frozen=True)
 class PauseAsked(Happened):
-    """`reply` gets the work in flight once the change is durable, or an error."""
+    """See `state.StateDir.pause`."""
 
     is_paused: bool
-    reply: Callable[[int | EventpubError], None]
-    by: str = ""
+    by: str
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class StartState:
         newest: see `DatabaseChanges.newest`.
         server: identity of the database server read last; "": unknown.
         until: the run ends when everything up to here is published; None: no end.
+        pause: see `state.StateDir.pause`.
         kept: unchanging facts stored with the position.
     """
 
@@ -52,8 +53,7 @@ class StartState:
     newest: tuple[int, int, str] | None = None
     server: str = ""
     until: int | None = None
-    is_paused: bool = False
-    paused_by: str = ""
+    pause: tuple[bool, str] = (False, "")
     kept: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[tuple[Request, Reply], ...] = ()
 

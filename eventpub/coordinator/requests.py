@@ -1,19 +1,18 @@
 """Users' requests on their way to shards, and the shards' answers.
 
 A request goes to a runner that has begun, and to the next one if that ends before answering. After
-two failures it is answered with the error, so that it cannot stop the publisher. While paused
-(`Pauses`), nothing is published on request.
+two failures it is answered with the error, so that it cannot stop the publisher. While paused,
+nothing is published on request.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eventpub.admission.model import topic_partition
 from eventpub.channel import Lane, Request
-from eventpub.coordinator.events import Do, Log, PauseAsked, Reply, warning
+from eventpub.coordinator.events import Do, Log, Reply, warning
 from eventpub.coordinator.shards import Shard
 from eventpub.errors import EventpubError, StateError
 
@@ -136,36 +135,6 @@ class Requests:
         pending.reply(error)
         facts = {"aggregate_id": pending.request.aggregate_id, "error": error.message}
         self._do(warning(f"{pending.command} was requested, and not done", **facts))
-
-
-class Pauses:
-    """Whether users have paused publishing; survives a crash."""
-
-    def __init__(self, is_paused: bool, paused_by: str, do: Do) -> None:
-        self.is_paused, self.paused_by = is_paused, paused_by
-        self._is_written = is_paused
-        self._do = do
-        self._waiting: deque[PauseAsked] = deque()
-
-    def ask(self, event: PauseAsked) -> bool:
-        """Note a pause or resume; whether it must be written."""
-        if event.is_paused == self.is_paused == self._is_written and not self._waiting:
-            return False
-        self._waiting.append(event)
-        if event.is_paused != self.is_paused:
-            self.is_paused = event.is_paused
-            self.paused_by = event.by if event.is_paused else ""
-            text = "paused: run `eventpub resume` to publish again"
-            self._do(Log("info", text if self.is_paused else "resumed", {"by": event.by}))
-        return True
-
-    def written(self, is_paused: bool, in_work: int) -> None:
-        self._is_written = is_paused
-        self.reply(is_paused, in_work)
-
-    def reply(self, is_paused: bool, outcome: int | EventpubError) -> None:
-        while self._waiting and self._waiting[0].is_paused == is_paused:
-            self._waiting.popleft().reply(outcome)
 
 
 def paused() -> StateError:

@@ -15,7 +15,7 @@ from eventpub.coordinator.database_changes import Newest
 from eventpub.coordinator.health import HERE, STALLED_AFTER, Health, NamedCheck, Schedule
 from eventpub.coordinator.position import DurableState, StartState
 from eventpub.coordinator.progress import COUNTERS, Progress, Rate, ReportLog, ShownLag
-from eventpub.coordinator.requests import Pauses, Requests
+from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import FROZEN_AFTER, Failures, Shard, has_got_on
 from eventpub.log import dropped
 
@@ -46,7 +46,7 @@ class Overview:
         self.health = Health(self.shards, do)
         self.lag = ShownLag(self.progress)
         self.rate = Rate()
-        self.pauses = Pauses(begin.is_paused, begin.paused_by, do)
+        self.is_paused, self.paused_by = begin.pause
         self.requests = Requests(self.shards, begin.partitions, do)
         for request, reply in begin.requests:
             self.requests.receive(request, reply, is_kept=True)
@@ -87,25 +87,28 @@ class Overview:
             self.requests.withdraw(event.id)
         elif isinstance(event, e.Done) and isinstance(event.command, e.Remember):
             self.health.written(now)
-            is_paused = event.command.what["is_paused"]
-            self.pauses.written(is_paused, sum(map(self.in_work, self.shards)))
         elif isinstance(event, e.Failed):
             command = event.command
             self.schedule.is_done(type(command))
             if isinstance(command, e.Remember):
                 self.durable.is_not_written(command)
-                self.pauses.reply(command.what["is_paused"], event.error)
             self.schedule.met(event.error, now)
         elif isinstance(event, Ended) and event.error is not None:
             if self.gives_up:
                 self.requests.runner_failed(self.shards[event.shard], event.error)
             self.schedule.met(event.error, now)
 
+    def take_pause(self, event: e.PauseAsked) -> None:
+        if event.is_paused != self.is_paused:
+            text = "paused: run `eventpub resume` to publish again"
+            self._do(e.Log("info", text if event.is_paused else "resumed", {"by": event.by}))
+        self.is_paused, self.paused_by = event.is_paused, event.by
+
     def account(self, report: Report, uncounted_since: int | None, now: float) -> None:
         """Add a report that its shard has taken to what is remembered, shown and answered."""
         self.durable.take(self.shards, report, uncounted_since)
         # a paused runner gets no windows
-        is_well = has_got_on(report) or self.pauses.is_paused
+        is_well = has_got_on(report) or self.is_paused
         self.failures.is_well(report.shard, now, has_progressed=is_well)
         if report.counts.rows or report.published:
             self.schedule.had_rows(now)
@@ -122,7 +125,6 @@ class Overview:
         `hidden_since`: rows below the position that may be unpublished were created after this, µs.
         """
         what = self.durable.document(len(self.shards), self.progress) | where
-        what |= {"is_paused": self.pauses.is_paused, "paused_by": self.pauses.paused_by}
         what["hidden_since"] = hidden_since
         what["newest"] = newest and [*newest]
         self.durable.write(what, self._do)
@@ -138,7 +140,7 @@ def status(overview: Overview, now: float) -> dict[str, Any]:
         unread events, at most `workers.MOST_EVENTS`, plus one per held aggregate; null: unknown.
         Rates are events per second.
     """
-    is_paused, paused_by = overview.pauses.is_paused, overview.pauses.paused_by
+    is_paused, paused_by = overview.is_paused, overview.paused_by
     progress, lag = overview.progress, overview.lag
     unread = lag.unread_seconds(now)
     checks = overview.health.checks(now, unread, paused_by=paused_by if is_paused else None)
@@ -147,7 +149,7 @@ def status(overview: Overview, now: float) -> dict[str, Any]:
         "at": round(time.time(), 3),
         "state": _state(overview),
         "is_paused": is_paused,
-        "paused_by": paused_by,
+        "paused_by": paused_by if is_paused else "",
         "is_alive": now - overview.seen_at < STALLED_AFTER,
         "poll_age_seconds": None if polled_at is None else round(now - polled_at, 3),
         "position": progress.position,
@@ -198,7 +200,7 @@ def unix(at: float | None, now: float) -> float | None:
 def _state(overview: Overview) -> str:
     if overview.is_stopping:
         return "stopping"
-    if overview.pauses.is_paused:
+    if overview.is_paused:
         return "paused"
     has_begun = all(shard.report is not None for shard in overview.shards)
     return "running" if has_begun else "starting"
@@ -224,7 +226,7 @@ def lag_seconds(overview: Overview, now: float, shard: Shard | None = None) -> f
     if shard.sent or report.holds or report.position < overview.planned:
         return min(lag, max(0.0, shown.below(report.low)))
     # nothing is planned: the next rows may be this shard's
-    is_published = shard.lane is not None and not overview.pauses.is_paused
+    is_published = shard.lane is not None and not overview.is_paused
     return 0.0 if is_published else shown.unread_seconds(now)
 
 

@@ -66,7 +66,6 @@ from eventpub.ops.http import (
     reply_to,
 )
 from eventpub.ops.metrics import exposition
-from eventpub.ops.status import not_lasting
 from eventpub.ops.trace import trace
 from eventpub.settings import effective
 from eventpub.state import StateDir
@@ -104,8 +103,8 @@ class Source(Protocol):
     def status(self) -> dict[str, Any]:
         """See `coordinator.status`."""
 
-    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """`is_paused` (None: no answer), and `error` if it could not be saved."""
+    def pause(self, is_paused: bool, by: str) -> None:
+        """Raises StateError if it could not be saved."""
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         """`answers` by shard, or None; then `error` may say why."""
@@ -264,10 +263,8 @@ class Pages:
 
     def _set_paused(self, asked: Asked, is_paused: bool) -> Reply:
         by = str(body_of(asked).get("by") or f"the pages of ops.http, from {asked.client}")
-        found = self._source.pause(is_paused, by)
-        if found["error"] is not None:
-            return json_reply(found | {"error": not_lasting(found["error"], is_paused)}, 503)
-        return json_reply(found, 503 if found["is_paused"] is None else 200)
+        self._source.pause(is_paused, by)
+        return json_reply({"is_paused": is_paused})
 
     def _trace(self, asked: Asked) -> Reply:
         given, number = asked.parameters.get("aggregate_id", ""), asked.parameters.get("version")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eventpub import __version__
-from eventpub.config import Config, format_time
+from eventpub.config import Config
 from eventpub.coordinator.status import unanswered
 from eventpub.errors import StateError
 from eventpub.ops.asking import ask_running
@@ -47,7 +47,7 @@ def find(config: Config) -> dict[str, Any]:
         if kind == "silent" and document is not None and not is_over:
             document = unanswered(document, state.beat_at(), time.time())
         elif kind == "stopped":
-            starts_paused = bool((state.read(state.progress_file) or {}).get("is_paused"))
+            starts_paused, _ = state.pause()
             if document is not None and not is_over:
                 document |= {"state": "killed", "is_alive": False}
     return {
@@ -76,49 +76,38 @@ PAUSED = {"paused", "resumed", "kept"}
 """Outcomes of `pause` that are what was asked for."""
 
 
-def pause(config: Config, *, is_paused: bool) -> tuple[str, str]:
+def pause(config: Config, *, is_paused: bool) -> str:
     """Pause publishing, also for later starts, or resume it; waits until in-flight work is done.
 
     Returns:
-        "paused", "resumed"; "kept": no publisher runs, and the next one starts so; "starting": it
-        has not got the request; "no answer"; "in work": paused, but in-flight work is not finished;
-        or "not written": in effect until the publisher ends, as it could not be saved. And the
-        error for which it could not.
+        "paused", "resumed"; "kept": no publisher runs, and the next one starts so; "no answer"; or
+        "in work": paused, but in-flight work is not finished.
+
+    Raises:
+        StateError: state.not_started, or that it could not be saved.
     """
     state = StateDir(config.app.state_dir)
-    by = f"{_user()}@{socket.gethostname()} (eventpub {'pause' if is_paused else 'resume'})"
-    answer = ask_running(state, "pause" if is_paused else "resume", {"by": by})
-    if answer is None and not state.is_running():
-        _keep(state, is_paused, by)
-        return "kept", ""
-    if answer is None and kind_without_answer(state) == "starting":
-        return "starting", ""
-    if answer is None or answer["is_paused"] is None:
-        return "no answer", ""
-    if answer["error"] is not None:
-        return "not written", answer["error"]
+    page = "pause" if is_paused else "resume"
+    by = f"{_user()}@{socket.gethostname()} (eventpub {page})"
+    answer = ask_running(state, page, {"by": by})
+    if answer is None or "error" in answer:
+        if not (state.was_used() or state.is_running()):
+            raise _not_started(state)
+        state.keep_pause(is_paused, by)
     deadline = time.monotonic() + _PAUSED_WITHIN
-    while is_paused:
+    while state.is_running():
         document = ask_running(state, "status", timeout=_ANSWERED_WITHIN)
-        has_ended = document is None and not state.is_running()
-        if has_ended or (document is not None and _is_done(document)):
-            break
+        if document is not None and document["state"] == "not answering":
+            document = None
+        if document is not None and document["is_paused"] == is_paused:
+            if not is_paused:
+                return "resumed"
+            if not any(shard["in_work"] for shard in document["shards"]):
+                return "paused"
         if time.monotonic() > deadline:
-            return "in work", ""
+            return "no answer" if document is None else "in work"
         time.sleep(0.1)
-    return "paused" if is_paused else "resumed", ""
-
-
-def _is_done(document: dict[str, Any]) -> bool:
-    is_known = document["state"] != "not answering"
-    return is_known and not any(shard["in_work"] for shard in document["shards"])
-
-
-def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
-    return (
-        f"{'paused' if is_paused else 'events are published again'}, but only until the publisher"
-        f" ends: it could not be saved ({error['code']}: {error['message']})"
-    )
+    return "kept"
 
 
 def _user() -> str:
@@ -128,25 +117,10 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-def _keep(state: StateDir, is_paused: bool, by: str) -> None:
-    _progress_of(state)  # before the lock, which would create the directory
-    state.lock()
-    try:
-        progress = _progress_of(state)
-        by = f"{by} at {format_time(round(time.time() * 1e6))}" if is_paused else ""
-        paused = {"is_paused": is_paused, "paused_by": by}
-        state.write(state.progress_file, progress | paused, lasting=True)
-    finally:
-        state.unlock()
-
-
-def _progress_of(state: StateDir) -> dict[str, Any]:
-    found = state.read_progress()
-    if found is None:
-        raise StateError(
-            "state.not_started",
-            "no publisher is running, and none has run on this state directory",
-            where=str(state.root),
-            suggestion="start one with eventpub run, or set app.state_dir to its state directory",
-        )
-    return found
+def _not_started(state: StateDir) -> StateError:
+    return StateError(
+        "state.not_started",
+        "no publisher is running, and none has run on this state directory",
+        where=str(state.root),
+        suggestion="start one with eventpub run, or set app.state_dir to its state directory",
+    )

@@ -64,7 +64,8 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         start = int(started["position"])
         before = kept_progress(state, config.run.shards, start, parts.storage)
         check_backlog(config, clients, store, before.get("position"), start)
-    if available_now and before.get("is_paused"):
+    pause = state.pause()
+    if available_now and pause[0]:
         raise StateError(
             "run.paused",
             "the publisher is paused, so run --available-now would wait forever",
@@ -104,8 +105,7 @@ def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: boo
         newest=(sampled[0], sampled[1], newest[2]) if sampled[2:] == [newest[2]] else newest,
         server=before.get("server") or server.identity,
         until=now if available_now else None,
-        is_paused=bool(before.get("is_paused")),
-        paused_by=str(before.get("paused_by", "")),
+        pause=pause,
         kept={
             **{"topics": topics.ids, "numbers": numbers, "start": started},
             "read_as": layout.read_as,

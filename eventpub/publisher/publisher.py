@@ -28,7 +28,7 @@ import structlog
 
 from eventpub import __version__
 from eventpub.channel import Request
-from eventpub.config import Config, format_time
+from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
@@ -128,7 +128,6 @@ class CommandRunner:
         post: takes what has happened, from any thread.
         check_broker: None: as `BrokerWork` does it.
         answer: answers a request at once, or returns None.
-        pause_timeout: seconds.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -140,10 +139,9 @@ class CommandRunner:
         *,
         check_broker: Callable[[e.Command], Any] | None = None,
         answer: Callable[[Request], dict[str, str] | None] = lambda _: None,
-        pause_timeout: float = 5.0,
     ) -> None:
         self._state, self._post = state, post
-        self._answer, self._pause_timeout = answer, pause_timeout
+        self._answer, self._pause = answer, prepared.start_state.pause
         self._assignment = assignment = prepared.assignment
         file = StatusFile(state, prepared, document)
         self.keep_status, self.status = file.keep, file.status
@@ -161,6 +159,8 @@ class CommandRunner:
 
     def show(self) -> None:
         self._state.beat()
+        with suppress(EventpubError):  # looked at again within a second
+            self._look_for_pause()
         self.pages.sample(self.keep_status())
 
     def do(self, command: e.Command) -> None:
@@ -186,20 +186,17 @@ class CommandRunner:
 
     # -- what others ask ---------------------------------------------------------------------------
 
-    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """Have the engine's loop pause or resume publishing.
+    def pause(self, is_paused: bool, by: str) -> None:
+        """Have the engine's loop pause or resume publishing; raises StateError: not saved."""
+        self._state.keep_pause(is_paused, by)
+        self._look_for_pause()
 
-        Returns:
-            `is_paused`; None: no answer in time. With an `error` the change could not be written,
-            and lasts until the publisher ends.
-        """
-        by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
-        outcome = self._reply(lambda reply: e.PauseAsked(is_paused, reply, by), self._pause_timeout)
-        return {
-            "is_paused": None if outcome is None else is_paused,
-            "in_work": outcome if isinstance(outcome, int) else 0,
-            "error": outcome.to_dict() if isinstance(outcome, EventpubError) else None,
-        }
+    def _look_for_pause(self) -> None:
+        """`eventpub pause` writes the file itself where it gets no answer."""
+        found = self._state.pause()
+        if found != self._pause:
+            self._pause = found
+            self._post(e.PauseAsked(*found))
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         """Have shards do something. No `answers`: it timed out, or see `error`."""
@@ -264,11 +261,9 @@ class Publisher:
         prepared = self._prepare()
         if prepared is None:
             return Progress(stopped_by=self._stopped_by)
-        if prepared.start_state.is_paused:
-            log.warning(
-                "starting paused; run `eventpub resume` to start publishing",
-                by=prepared.start_state.paused_by,
-            )
+        is_paused, by = prepared.start_state.pause
+        if is_paused:
+            log.warning("starting paused; run `eventpub resume` to start publishing", by=by)
         # collect cycles less often: rows make none, and it slows a drain by a tenth
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)

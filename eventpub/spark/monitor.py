@@ -33,8 +33,7 @@ from eventpub.spark.place import Place
 from eventpub.state import StateDir
 
 _TIMEOUT = 2.0
-_PAUSE_TIMEOUT = 8.5
-"""Seconds; for a pause the query is stopped first."""
+"""Seconds."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -57,36 +56,29 @@ class Monitor(Overview):
         leave(state, [])
         self._notes = Notes(state)
         self._refused: dict[tuple[int, int], list[tuple[str, int, str]]] = {}
+        self.has_query = False
         self._well_since: float | None = None
         self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
-        self.pauses_asked: queue.SimpleQueue[e.PauseAsked] = queue.SimpleQueue()
         self._watch = TopicWatch(prepared, self._published, lambda: self._seen)
         self.runner = CommandRunner(
             state,
             prepared,
             self._document,
-            self._post,
+            self._events.put,
             check_broker=self._watch.do,
             answer=self._listed,
-            pause_timeout=_PAUSE_TIMEOUT,
         )
         self._watch.may_hide(self._seen, prepared.start_state.low + 1)
         self._stand_at(self._seen)
         self.see(e.Tick(), time.monotonic())
         self.runner.keep_status()
 
-    def _post(self, event: e.Event) -> None:
-        if isinstance(event, e.PauseAsked):
-            self.pauses_asked.put(event)
-        else:
-            self._events.put(event)
-
     def _published(self) -> dict[int, int]:
         return {n: int(shard["published"]) for n, shard in [*self.progress.per_shard.items()]}
 
     def in_work(self, _: Shard) -> int:
-        """Nothing: a query that is stopped has its batch done, or repeats it."""
-        return 0
+        """A paused query that is not stopped yet may publish its batch."""
+        return int(self.is_paused and self.has_query)
 
     def _execute(self, command: e.Command) -> None:
         self.runner.do(command)
@@ -114,7 +106,7 @@ class Monitor(Overview):
             with suppress(Exception):  # a location that is away: tasks report it
                 self._take(last, now)
         self._observe_all(now)
-        self.requests.send(is_paused=self.pauses.is_paused)
+        self.requests.send(is_paused=self.is_paused)
         if (requests := self.requests.take_back()) != self._left:
             self._left = requests if leave(self._state, requests) else []
         if self.schedule.is_second(now):
@@ -238,6 +230,8 @@ class Monitor(Overview):
             self.progress.last_error = str(event.error)
             if isinstance(event.command, e.CheckTopic):
                 self._watch.error = event.error
+        elif isinstance(event, e.PauseAsked):
+            self.take_pause(event)
 
     def _done(self, command: e.Command, found: Any, now: float) -> None:
         if isinstance(command, e.MeasureLag):

@@ -99,7 +99,7 @@ class SparkPublisher(Run):
             self._spark.end()
 
     def _prepare(self) -> Prepared | None:
-        if not (self._state.read(self._state.progress_file) or {}).get("is_paused"):
+        if not self._state.pause()[0]:
             self._spark.begin()
         return super()._prepare()
 
@@ -182,7 +182,7 @@ class Query:
     def __exit__(self, *_: object) -> None:
         self._is_left = True
         self._stop_query()
-        self._spark.end(kills=self._stopping is not None and not self._stopping.done())
+        self._spark.end(kills=self._is_stopping)
         self.monitor.runner.close()
         if self._is_taken_over:
             return
@@ -201,18 +201,17 @@ class Query:
             EventpubError: what waiting cannot fix.
         """
         wait, start_at, failures, shown_at = _FIRST_WAIT, 0.0, 0, 0.0
-        progress, pauses = self.monitor.progress, self.monitor.pauses
+        progress = self.monitor.progress
         while stopped_by() is None:
             now = time.monotonic()
-            self._take_pauses()
             error: EventpubError | None = None
             query: Watched | None = None
             if self._starting is not None:
                 if self._starting.done():
                     error, self._starting = self._starting.result(), None
-                    if pauses.is_paused:  # paused while it started
-                        self._stop_query()
-            elif self._query is None and not pauses.is_paused and now >= start_at:
+            elif self.monitor.is_paused:
+                self._stop_query()
+            elif self._query is None and now >= start_at:
                 self._starting = in_thread(self._try_to_start)
             else:
                 query, error = self._ended()
@@ -235,8 +234,10 @@ class Query:
                 start_at, wait = now + wait, min(2 * wait, _LONGEST_WAIT)
                 if failures % _FAILURES_OF_A_SESSION == 0 or not self._spark.is_alive:
                     self._spark.end()
+            was_paused = self.monitor.is_paused
             self._look(now)
-            if now - shown_at > _SHOWN_EVERY:
+            self.monitor.has_query = any((self._query, self._starting, self._is_stopping))
+            if now - shown_at > _SHOWN_EVERY or self.monitor.is_paused != was_paused:
                 shown_at = now
                 self.monitor.runner.show()
                 on_progress(shown(self.monitor, now))
@@ -300,7 +301,7 @@ class Query:
         else:
             seconds = max(self._config.run.trigger, self._config.spark.trigger) / 1e6
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
-        if self.monitor.pauses.is_paused or self._is_left:
+        if self.monitor.is_paused or self._is_left:
             return
         query = Watched(writer.start(), session.sparkContext)
         self.monitor.started(session)
@@ -348,19 +349,9 @@ class Query:
         watched.wait(_LOOKS_EVERY)
         self.monitor.look(watched.last, time.monotonic())  # the last batches
 
-    def _take_pauses(self) -> None:
-        asked = self.monitor.pauses_asked
-        while not asked.empty():
-            event = asked.get()
-            if not self.monitor.pauses.ask(event):
-                event.reply(0)
-                continue
-            if event.is_paused:
-                if self._starting is not None:
-                    futures.wait([self._starting], _STOPS_WITHIN)
-                self._stop_query()
-            self.monitor.runner.keep_status()  # before the reply
-            self.monitor.remember()
+    @property
+    def _is_stopping(self) -> bool:
+        return self._stopping is not None and not self._stopping.done()
 
 
 def _try_to(do: Callable[[], object]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from eventpub.state import StateDir
 from tests.ops.documents import document
 
 MAIN = "import sys; from eventpub.cli import main; sys.exit(main())"
@@ -423,11 +422,10 @@ def test_a_state_that_cannot_be_read_is_not_said_to_be_none(configured: Path) ->
         assert str(status) in wrong["result"]["damaged"]
 
     # what would be wrong without it says so
-    for command in (["gaps", "list"], ["pause"], ["resume"]):
-        status_code, refused = answer(*command)
-        assert (status_code, refused["error"]["code"]) == (3, "state.file_damaged")
-        assert refused["error"]["where"] == str(progress)
-        assert "eventpub run" in refused["error"]["suggestion"]
+    status_code, refused = answer("gaps", "list")
+    assert (status_code, refused["error"]["code"]) == (3, "state.file_damaged")
+    assert refused["error"]["where"] == str(progress)
+    assert "eventpub run" in refused["error"]["suggestion"]
     checks = answer("doctor")[1]["result"]["checks"]
     [files] = [check for check in checks if check["name"] == "state files"]
     assert files["status"] == "warn"
@@ -505,20 +503,6 @@ def test_a_width_that_is_none_is_as_if_it_was_not_set(
     for width in ("0", "x", "-1", ""):
         assert listed(COLUMNS=width) == unset
     assert listed(COLUMNS="60") != unset
-
-
-@pytest.mark.parametrize("command", ["pause", "resume"])
-def test_a_publisher_that_is_starting_has_not_got_the_request(
-    configured: Path, command: str
-) -> None:
-    state = StateDir(configured / "state")
-    state.lock()
-    try:
-        done = eventpub(command, "--json", cwd=configured)
-    finally:
-        state.unlock()
-    assert (done.returncode, envelope(done)["result"]["outcome"]) == (1, "starting")
-    assert "takes no requests yet: try again" in envelope(done)["summary"]
 
 
 @pytest.mark.parametrize("arguments", [["trace"], ["publish"]], ids=" ".join)

@@ -10,7 +10,7 @@ from eventpub.channel import LATENCY_BOUNDS, Folding
 from eventpub.coordinator import events as e
 from eventpub.coordinator.progress import Histogram
 from eventpub.coordinator.status import is_ready, notable, status
-from eventpub.errors import EventpubError, SinkError, StateError, StoreError
+from eventpub.errors import SinkError, StateError, StoreError
 from tests.coordinator.life import Life, at, begin, begun, counted_with, some_rows, streaming
 
 AWAY = StoreError("store.unreachable", "no route to host", where="store.url", retriable=True)
@@ -216,12 +216,12 @@ class TestChecks:
         assert "index" in wrong(life)
 
     def test_a_shard_is_ready_when_it_has_read_its_topic_back_also_paused(self) -> None:
-        life = begin(is_paused=True)
+        life = begin(pause=(True, "me"))
         for number in range(2):
             life.reports(life.next_runner(number), position=at(1_000), low=at(1_000))
         assert states(life)["shard 0"] == states(life)["shard 1"] == "ok"
         assert states(life)["publishing"] == "warn"
-        life.on(e.PauseAsked(False, lambda _: None))
+        life.on(e.PauseAsked(False, "me"))
         assert states(life)["publishing"] == "ok"
 
     def test_a_large_window_of_which_something_is_done_all_the_time(self) -> None:
@@ -336,7 +336,7 @@ class TestLag:
         assert status(life.coordinator, life.now)["lag"]["events"] == 1
         assert of_shards(life)[0] >= 500
         assert of_shards(life)[1] == 0
-        life.on(e.PauseAsked(True, lambda _: None))
+        life.on(e.PauseAsked(True, "me"))
         assert of_shards(life)[0] >= 500
         assert of_shards(life)[1] == 0, "what another shard holds is not its"
         measured(life, 7.0)
@@ -357,49 +357,9 @@ class TestLag:
 
 class TestPause:
     def pause(self, life: Life, *, is_paused: bool = True) -> int:
-        replies: list[int | EventpubError] = []
-        life.on(e.PauseAsked(is_paused, replies.append))
-        life.on(e.Done(life.last(e.Remember)))
-        [in_work] = replies
-        assert isinstance(in_work, int)
-        return in_work
-
-    def test_it_is_answered_when_it_is_written_down(self) -> None:
-        """A crash right after the answer lost the pause."""
-        life, _ = streaming()
-        replies: list[int | EventpubError] = []
-        for is_paused in (True, False):
-            before = life.last(e.Remember)
-            life.on(e.PauseAsked(is_paused, replies.append))
-            life.on(e.Done(before))
-            assert replies == []
-            life.on(e.Done(life.last(e.Remember)))
-            assert replies == [0]
-            life.on(e.PauseAsked(is_paused, replies.append))
-            assert replies == [0, 0], "it is so already"
-            replies.clear()
-
-    def test_that_it_cannot_be_written_down_is_the_answer(self) -> None:
-        life, _ = streaming()
-        replies: list[int | EventpubError] = []
-        life.on(e.PauseAsked(True, replies.append))
-        full = StateError("state.disk_full", "no space", retriable=True)
-        life.on(e.Failed(life.last(e.Remember), full))
-        assert replies == [full]
-        assert life.coordinator.pauses.is_paused
-        life.on(e.PauseAsked(True, replies.append))
-        assert replies == [full]
-        life.on(e.Done(life.last(e.Remember)))
-        assert replies == [full, 0]
-
-    def test_each_of_several_is_answered_by_what_it_has_wanted(self) -> None:
-        life, _ = streaming()
-        replies: list[str] = []
-        for is_paused, name in ((True, "first"), (False, "second"), (True, "third")):
-            life.on(e.PauseAsked(is_paused, lambda _, name=name: replies.append(name)))  # type: ignore[misc]
-        for number, command in enumerate(life.all(e.Remember)[-3:], 1):
-            life.on(e.Done(command))
-            assert replies == ["first", "second", "third"][:number]
+        """The work in progress."""
+        life.on(e.PauseAsked(is_paused, "me"))
+        return sum(shard["in_work"] for shard in status(life.coordinator, life.now)["shards"])
 
     def test_what_is_under_way_is_finished_and_nothing_more_is_sent(self) -> None:
         life, lanes = streaming()
@@ -412,17 +372,14 @@ class TestPause:
             life.waits(1.0)
         assert [len(lane.windows) for lane in lanes] == [2, 2]
         assert status(life.coordinator, life.now)["state"] == "paused"
-        assert self.pause(life, is_paused=False) == 0
+        self.pause(life, is_paused=False)
         life.polled(at(2_700))
         assert life.coordinator.in_work(life.coordinator.shards[0]) == 1
         assert [lane.windows[-1].upto for lane in lanes] == [at(2_700)] * 2
 
-    def test_it_is_written_down_and_the_next_run_begins_so(self) -> None:
-        life, _ = streaming()
-        self.pause(life)
-        assert life.written["is_paused"]
-        assert not begin().coordinator.pauses.is_paused
-        life = begin(is_paused=True)
+    def test_the_next_run_begins_so(self) -> None:
+        assert not begin().coordinator.is_paused
+        life = begin(pause=(True, "me"))
         lane = life.next_runner(0)
         life.polled(at(2_000))
         assert not lane.windows

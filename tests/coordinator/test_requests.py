@@ -195,7 +195,7 @@ class TestWhilePaused:
     @pytest.mark.parametrize("action", ["retry", "skip", "publish"])
     def test_what_publishes_is_refused(self, action: str) -> None:
         life, lanes = streaming()
-        life.on(e.PauseAsked(True, lambda _: None))
+        life.on(e.PauseAsked(True, "me"))
         answers: list[Outcome] = []
         request = Request("r1", action, of_shard(0), 4)  # type: ignore[arg-type]
         life.on(e.RequestReceived(request, answers.append))
@@ -206,7 +206,7 @@ class TestWhilePaused:
 
     def test_a_list_is_answered(self) -> None:
         life, lanes = streaming()
-        life.on(e.PauseAsked(True, lambda _: None))
+        life.on(e.PauseAsked(True, "me"))
         life.on(e.RequestReceived(Request("r1", "list"), lambda _: None))
         assert all(lane.requests for lane in lanes)
 
@@ -214,7 +214,7 @@ class TestWhilePaused:
         life, lanes = streaming()
         answers: list[Outcome] = []
         life.on(e.RequestReceived(Request("r1", "skip", of_shard(0), 4), answers.append))
-        life.on(e.PauseAsked(True, lambda _: None))
+        life.on(e.PauseAsked(True, "me"))
         assert in_work(life) == [1, 0]
         assert answers == []
         life.ends(lanes[0], DEFECT)
@@ -226,7 +226,7 @@ class TestWhilePaused:
         life, lanes = streaming()
         life.on(e.RequestReceived(Request("r1", "skip", of_shard(0), 4), lambda _: None))
         life.on(e.Withdrawn("r1"))
-        life.on(e.PauseAsked(True, lambda _: None))
+        life.on(e.PauseAsked(True, "me"))
         assert in_work(life) == [1, 0]
         life.reports(lanes[0], done=1, position=at(2_000), answers={"r1": "skipped"})
         assert in_work(life) == [0, 0]
@@ -234,10 +234,10 @@ class TestWhilePaused:
     def test_one_that_was_left_for_this_publisher_waits_until_it_goes_on(self) -> None:
         answers: list[Outcome] = []
         request = Request("r1", "skip", of_shard(0), 4)
-        life = begin(is_paused=True, requests=((request, answers.append),))
+        life = begin(pause=(True, "me"), requests=((request, answers.append),))
         lane = begins(life, 0)
         assert lane.requests == []
-        life.on(e.PauseAsked(False, lambda _: None))
+        life.on(e.PauseAsked(False, "me"))
         assert lane.requests == [request]
         assert answers == []
 

@@ -140,7 +140,7 @@ class TestRunnersThatFail:
         """It has nothing to do: a second failure during a long pause stopped the publisher."""
         missing = StoreError("store.table_missing", "there is no such table")
         life, lanes = streaming()
-        life.on(e.PauseAsked(True, lambda _: None, "me"))
+        life.on(e.PauseAsked(True, "me"))
         life.ends(lanes[0], missing)
         life.waits(2.0)
         lane = life.next_runner(0)

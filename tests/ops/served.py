@@ -42,9 +42,8 @@ class Source:
     def status(self) -> dict[str, Any]:
         return self.found
 
-    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
+    def pause(self, is_paused: bool, by: str) -> None:
         self.done.append(is_paused)
-        return {"is_paused": is_paused, "in_work": 0, "error": None}
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         if request.action == "list":

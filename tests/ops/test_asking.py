@@ -13,7 +13,7 @@ import pytest
 
 from eventpub.channel import Request
 from eventpub.config import App, Config, Sink, Store
-from eventpub.errors import StateError
+from eventpub.errors import StateError, from_dict
 from eventpub.ops import gaps, status
 from eventpub.ops.http import Asked
 from eventpub.ops.pages import Pages
@@ -47,9 +47,10 @@ class Answering(Source):
         self._answer = answer
         self.by = ""
 
-    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
+    def pause(self, is_paused: bool, by: str) -> None:
         self.by = by
-        return self._answer
+        if (error := self._answer.get("error")) is not None:
+            raise from_dict(error)
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         return self._answer
@@ -86,20 +87,37 @@ def test_a_command_ends_with_the_error_because_of_which_it_was_not_done(
     assert caught.value.to_dict() == error.to_dict()
 
 
-def test_a_pause_that_was_not_written_down_is_no_success(tmp_path: Path) -> None:
-    config = config_in(tmp_path)
-    source = Answering({"is_paused": True, "in_work": 0, "error": FULL.to_dict()})
-    with running(config, source):
-        outcome, error = status.pause(config, is_paused=True)
-    assert outcome == "not written"
-    assert outcome not in status.PAUSED
-    assert "state.disk_full" in error
-    code, said = ask_page(config, source, "/pause")
-    assert (code, said["error"]) == (503, error)
-
-
-def test_a_pause_is_not_done_while_nobody_says_that_the_work_is(
+def test_a_pause_that_cannot_be_saved_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_in(tmp_path)
+    source = Answering({"error": FULL.to_dict()})
+    with running(config, source) as state:
+        state.write(state.run_file, {})
+
+        def full(*_: object, **__: object) -> None:
+            raise FULL
+
+        monkeypatch.setattr(StateDir, "write", full)
+        with pytest.raises(StateError) as caught:
+            status.pause(config, is_paused=True)
+    assert caught.value is FULL
+    code, said = ask_page(config, source, "/pause")
+    assert (code, said["code"]) == (503, "state.disk_full")
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        (None, "no answer"),
+        ({"state": "not answering", "is_paused": True, "shards": []}, "no answer"),
+        ({"state": "running", "is_paused": False, "shards": []}, "in work"),
+        ({"state": "paused", "is_paused": True, "shards": [{"in_work": 1}]}, "in work"),
+        ({"state": "paused", "is_paused": True, "shards": [{"in_work": 0}]}, "paused"),
+    ],
+)
+def test_a_pause_is_not_done_while_nobody_says_that_the_work_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any] | None, outcome: str
 ) -> None:
     """It said "paused" where the question for the work was not answered."""
     config = config_in(tmp_path)
@@ -107,19 +125,34 @@ def test_a_pause_is_not_done_while_nobody_says_that_the_work_is(
     monkeypatch.setattr(
         status,
         "ask_running",
-        lambda _, name, *rest, **more: (
-            {"is_paused": True, "error": None} if name == "pause" else None
-        ),
+        lambda _, name, *rest, **more: {"is_paused": True} if name == "pause" else found,
     )
     with running(config, Source()):
-        outcome, _ = status.pause(config, is_paused=True)
-    assert outcome == "in work"
-    assert outcome not in status.PAUSED
+        assert status.pause(config, is_paused=True) == outcome
+    assert (outcome in status.PAUSED) == (outcome == "paused")
+
+
+def test_a_publisher_that_gives_no_answer_finds_the_pause_in_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request was lost, as while it starts, and it published."""
+    config = config_in(tmp_path)
+    monkeypatch.setattr(status, "_PAUSED_WITHIN", 0.3)
+    state = StateDir(config.app.state_dir)
+    state.lock()
+    try:
+        assert status.pause(config, is_paused=True) == "no answer"
+    finally:
+        state.unlock()
+    is_paused, by = state.pause()
+    assert is_paused
+    assert by.startswith(f"{getpass.getuser()}@")
 
 
 def test_whoever_pauses_is_named(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    source = Answering({"is_paused": False, "in_work": 0, "error": None})
+    source = Answering({})
+    source.found = {"state": "running", "is_paused": False, "shards": []}
     with running(config, source):
         status.pause(config, is_paused=False)
     assert source.by.startswith(f"{getpass.getuser()}@")

@@ -76,10 +76,9 @@ class Played:
         held = {"holds_open": len(self.holds)}
         return {**deepcopy(self.document), **held, "at": round(time.time(), 3)}
 
-    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
+    def pause(self, is_paused: bool, by: str) -> None:
         self.done.append("pause" if is_paused else "resume")
         self.document |= {"is_paused": is_paused, "state": "paused" if is_paused else "running"}
-        return {"is_paused": is_paused, "in_work": 0, "error": None}
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         if request.action == "list":

@@ -207,7 +207,7 @@ class TestPages:
             assert pages.get(path)[0] == 405
         assert not status_of(publisher)["is_paused"]
         assert pages.get("/pause", post=True, token=TOKEN)[0] == 200
-        assert status_of(publisher)["is_paused"]
+        eventually(lambda: status_of(publisher)["is_paused"])
         assert pages.get("/skip?aggregate_id=a", post=True, token=TOKEN)[0] == 400
         code, text = pages.get("/retry?aggregate_id=a", post=True, token=TOKEN)
         assert (code, json.loads(text)["code"]) == (409, "run.paused")

@@ -267,8 +267,10 @@ class StateDir:
     progress_file = File("progress.json")
     start_file = File("start.json")
     run_file = File("run.json")
+    pause_file = File("pause.json")
 
     identities = state.StateDir.identities
+    pause = state.StateDir.pause
     root = "state"
 
     def __init__(self, root: object) -> None:

@@ -11,6 +11,7 @@ at the next step another publisher begins in its place.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -187,12 +188,12 @@ class Driver:
             self.world.process = process
 
     def pause(self, is_paused: bool) -> None:
-        """A user wants nothing to be published, or that to end, where a publisher runs."""
-        run = self._run
-        if run is None:
-            return
-        self.world.counts["pauses"] += is_paused and not run.coordinator.pauses.is_paused
-        run.events.append(e.PauseAsked(is_paused, lambda _: None))
+        """A user wants nothing to be published, or that to end."""
+        self.world.counts["pauses"] += is_paused and not StateDir(None).pause()[0]
+        self.world.files["pause.json"] = json.dumps({"is_paused": is_paused})
+        self.world.lasting.add("pause.json")
+        if self._run is not None:
+            self._run.events.append(e.PauseAsked(is_paused, ""))
 
     def restart(self, shards: int) -> None:
         """It is stopped, and started by the next step, perhaps with another number of shards.
