@@ -218,6 +218,7 @@ class DatabaseChanges:
         self._is_fatal = config.recount.rows_in_past == "stop"
         self._has_recount = config.recount.horizon > 0
         self._recounting = recounting
+        recounting.recount.trusts_counts = layout.times_last
         self._progress = progress
         self._do = do
         self._warned_of_watermark = ""
@@ -365,6 +366,7 @@ class DatabaseChanges:
         names = [name for name in vars(layout) if vars(layout)[name] != vars(before)[name]]
         self._do(warning("the event table was altered", table=layout.table, changed=names))
         self.layout = layout
+        self._recounting.recount.trusts_counts = layout.times_last
         if layout.sampled_by != before.sampled_by:
             self._rows.restart()
         if layout.read_as != before.read_as:

@@ -2,9 +2,9 @@
 
 The rows of each second (a time bucket) are counted again in the database at growing ages (2, 4, 8,
 … s, up to the horizon) and compared with what the shards have accounted for. When a timed-out
-transaction ends, its seconds are counted out of turn, however old. If the numbers differ, or the
-bucket is older than the horizon, the shards compare its keys with their indexes, and unknown rows
-go through admission. Cost grows with log(horizon).
+transaction ends, its seconds are counted out of turn, however old. If the numbers differ, or equal
+ones prove nothing, as beyond the horizon, the shards compare its keys with their indexes, and
+unknown rows go through admission. Cost grows with log(horizon).
 
 An accounted number that is too low costs a comparison, which corrects it. One too high would hide a
 row: rows count only when a window first shows them.
@@ -46,6 +46,9 @@ class Recount:
         position: where the previous run had read to; None: there was none.
         hidden_since: rows that it passed and has not counted since were created after this.
     """
+
+    trusts_counts = True
+    """No update moves a row to another bucket, where it would make up for one that came late."""
 
     def __init__(
         self,
@@ -217,16 +220,16 @@ class Recount:
             # ended; those noted since the request may have arrived after the count
             if bucket in self._mismatched or bucket in self._late_mismatched:
                 self._late.add(bucket, bucket + 1)
-            elif bucket not in self._noted_meanwhile:
+            elif bucket not in self._noted_meanwhile and (self.trusts_counts or not in_turn):
                 self._late.discard(bucket)
         self._unfinished -= rows.keys()
         kept = {b: pause for b, pause in self._paused.items() if now in pause}
         self._paused = kept | dict.fromkeys(rows, range(now, now + _RECOUNT_PAUSE))
         for bucket, count in rows.items():
             end = (bucket + 1) * WIDTH
-            # beyond the horizon, as many rows may have been deleted as have come late
-            is_hidden = bool(count) and not in_turn and end + self._horizon < now
-            if count != expected.get(bucket, 0) or is_hidden:
+            # as many rows as came late may have left: been deleted, beyond the horizon, or updated
+            reasons = (not in_turn) + (end + self._horizon <= now) + (not self.trusts_counts)
+            if count != expected.get(bucket, 0) or (count and reasons > 1):
                 (self._mismatched if in_turn else self._late_mismatched)[bucket] = count
             end += sum(by for before, by in self._steps if bucket <= before)
             age = _FIRST_AGE

@@ -154,6 +154,7 @@ class Recounting:
     def begin_last(self, now: int, position: int, reached: int, hidden_since: int | None) -> None:
         if not self._is_last:
             self._is_last = True
+            self.recount.trusts_counts = True  # what ages during it would prolong it forever
             self.recount.not_counted(self.recount.due(now, position, reached, hidden_since))
             self.recount.everything(now)
 

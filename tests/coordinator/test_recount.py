@@ -159,6 +159,25 @@ def test_what_is_counted_beyond_the_horizon_is_compared_whatever_the_number() ->
     assert recount.take() == [old], "nothing is left of the next, and nothing deleted of the last"
 
 
+def test_where_updated_rows_leave_their_second_an_equal_number_proves_nothing() -> None:
+    """It is compared when a late transaction has ended, and as old as the horizon in any case."""
+    recount = Recount(HORIZON, start=0)
+    recount.trusts_counts = False
+    recount.account(0, {9: 1})
+    compared = []
+    for second in range(1, 100):
+        now, position = second * SECOND, (second - 1) * SECOND
+        if second == 26:
+            recount.ended(9 * SECOND, 10 * SECOND)
+        for in_turn in (True, False):
+            found = recount.due(now, position) if in_turn else recount.late(now, position)
+            finds(recount, now, {b: int(b == 9) for b in found}, in_turn=in_turn)
+        if taken := recount.take():
+            compared.append((second, taken))
+            recount.compared(taken)
+    assert compared == [(28, [9]), (70, [9])], "in its turn at 26, which does not settle it"
+
+
 def test_what_was_counted_just_now_is_counted_a_little_later() -> None:
     ended = dict.fromkeys(range(26, 31), (9, 9))
     found = out_of_turn(Recount(HORIZON, start=0), 40, ended)
@@ -496,6 +515,18 @@ def test_the_last_count_leaves_nothing_that_was_noted_and_has_all_the_time() -> 
         found.update(count.buckets)
         recounting.counted(count, Counted(now, count.expected))
     assert found == {*range(1400)}
+    assert recounting.is_over()
+
+
+def test_the_last_count_ends_where_equal_numbers_prove_nothing() -> None:
+    """However slow it is, some second would have grown as old as the horizon meanwhile."""
+    recounting, position = Recounting(HORIZON, start=0), 100 * SECOND
+    recounting.recount.trusts_counts = False
+    recounting.recount.account(0, dict.fromkeys(range(100), 1))
+    recounting.begin_last(position, position, position, None)
+    count = recounting.next_count(position, position, position, None, at=0)
+    assert count is not None
+    recounting.counted(count, Counted(position + 9 * SECOND, count.expected))
     assert recounting.is_over()
 
 

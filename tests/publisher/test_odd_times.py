@@ -11,7 +11,15 @@ from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, commit, compare, create_table, eventually, insert
+from tests.publisher.harness import (
+    Publisher,
+    commit,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
 
 pytestmark = pytest.mark.engines("threads", "here")
 
@@ -235,6 +243,34 @@ def test_an_event_whose_row_got_another_time_is_found_where_it_was_published(
     versions = publisher.answer(0, "trace", "a")["versions"]
     assert [found["verdict"] for found in versions] == ["published"] * 2
     assert publisher.topic.versions("a") == [1, 2]
+
+
+def set_once(database: FreshDatabase, on_update: str = "") -> None:
+    """The time is that of the insert, or with `on_update` that of the last change."""
+    now = "CURRENT_TIMESTAMP(6)"
+    change = f"create_time TIMESTAMP(6) NOT NULL DEFAULT {now} {on_update and on_update + now}"
+    database.execute(f"ALTER TABLE events MODIFY {change}")
+
+
+def test_a_late_commit_that_takes_a_published_row_out_of_its_second_is_found(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Then as many rows are there as before."""
+    create_table(database)
+    set_once(database, "ON UPDATE ")
+    publisher = new_publisher(database)
+    publisher.start()
+    commit(database, "warm-up", 1)
+    publisher.until_published("warm-up", [1])
+    time.sleep(1.05 - time.time() % 1)
+    commit(database, "published", 1)
+    with transaction(database) as cursor:
+        insert(cursor, "late", 1)
+        publisher.until_published("published", [1])
+        time.sleep(4)
+        cursor.execute("UPDATE events SET event_type = 'u' WHERE aggregate_id = 'published'")
+        cursor.connection.commit()
+    publisher.until_published("late", [1], 30)
 
 
 def test_what_was_created_before_the_start_is_published_on_request(
