@@ -13,6 +13,7 @@ from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
     Publisher,
+    Topic,
     commit,
     compare,
     create_table,
@@ -271,6 +272,28 @@ def test_a_late_commit_that_takes_a_published_row_out_of_its_second_is_found(
         cursor.execute("UPDATE events SET event_type = 'u' WHERE aggregate_id = 'published'")
         cursor.connection.commit()
     publisher.until_published("late", [1], 30)
+
+
+def test_a_time_that_no_longer_moves_makes_no_dead_letters_of_what_moved_before(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    set_once(database, "ON UPDATE ")
+    publisher = new_publisher(database)
+    publisher.start()
+    with transaction(database) as cursor:
+        for number in range(50):
+            insert(cursor, f"a-{number}", 1)
+        cursor.connection.commit()
+    publisher.until_published("a-49", [1])
+    assert publisher.stop() == 143
+    database.execute("UPDATE events SET event_type = 'corrected'")
+    set_once(database)
+    publisher.start()
+    commit(database, "b", 1)
+    publisher.until_published("b", [1])
+    assert Topic(publisher.topic.bootstrap_servers, f"{publisher.topic.name}.dead").read() == []
+    assert not compare(database, publisher.topic)
 
 
 def test_what_was_created_before_the_start_is_published_on_request(

@@ -96,11 +96,11 @@ class Layout:
     @property
     def read_as(self) -> str:
         """A fingerprint of how `create_time` is read; the rules of the zone SYSTEM may change."""
-        zone = self.zone
+        zone, unit = self.zone, f"{self.unit}{'' if self.times_last else '/moves'}"
         if zone is None:
-            return f"{self.create_time}/UTC/{self.unit}"
+            return f"{self.create_time}/UTC/{unit}"
         rules = zlib.crc32(repr((zone.changes, zone.offsets)).encode())
-        return f"{self.create_time}/{zone.name}/{rules:08x}/{self.unit}"
+        return f"{self.create_time}/{zone.name}/{rules:08x}/{unit}"
 
     @property
     def ids_as(self) -> str:
