@@ -91,7 +91,7 @@ class Store(Section):
     first_version: form.Whole = Field(1, ge=0, le=1)
     """version of an aggregate's first event; 0 in Axon's tables"""
     time_zone: form.Zone = "auto"
-    """zone of a DATETIME create_time: auto (the server's), an IANA name or an offset (+02:00)"""
+    """zone of DATETIME: auto (the server's; UTC for UTC_TIMESTAMP), IANA name or offset (+02:00)"""
     connect_timeout: form.Micros = Field(5_000_000, ge=1_000_000, le=3_600_000_000)
     """longest wait for a connection; 1s to 1h"""
     allow_replica: bool = False

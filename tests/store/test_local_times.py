@@ -13,6 +13,7 @@ from eventpub.config import Read, Store
 from eventpub.local.servers import Database
 from eventpub.ops.verify import behind
 from eventpub.sources.mysql import EventStore, events
+from eventpub.sources.mysql.checking import checks
 from tests.conftest import FreshDatabase, fresh_database
 from tests.store.tables import SECOND, create, keys, open_store, read, utc
 
@@ -177,6 +178,25 @@ def test_a_datetime_in_a_configured_zone(database: FreshDatabase, zone: str) -> 
     store = open_store(config.model_copy(update={"time_zone": zone}))
     write_at(database, [BACK], time_zone="+05:30" if "/" in zone else zone)
     assert dated(read(store, BACK - 1, BACK)) == {BACK // SECOND: BACK}
+
+
+@pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+def test_a_datetime_that_the_database_sets_in_utc_is_read_in_it(database: FreshDatabase) -> None:
+    """Whatever the server's zone: each event was published hours late, or its time was old."""
+    config = create(database, create_time="DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6))")
+    database.execute("SET GLOBAL time_zone = '-05:00'")
+    try:
+        store = open_store(config)
+        write_at(database, [BACK])
+        assert dated(read(store, BACK - 1, BACK)) == {BACK // SECOND: BACK}
+        [check] = [c for c in checks(config) if c.name == "event store: time zone"]
+        assert check.status == "ok"
+        assert check.message.startswith("DATETIME in UTC, now UTC+00:00; the newest event was cre")
+        configured = EventStore.discover(config.model_copy(update={"time_zone": "-03:00"})).zone
+        assert configured is not None
+        assert configured.name == "-03:00", "as for writers who set it themselves"
+    finally:
+        database.execute("SET GLOBAL time_zone = DEFAULT")
 
 
 @pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)

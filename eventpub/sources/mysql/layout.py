@@ -132,6 +132,7 @@ def layout_of(config: Store, table: EventTable) -> Layout:
     names, columns = roles.names, table.columns
     id, id_index = _number(table, names.get("id"), roles.key)
     create_time = columns[names["create_time"]]
+    is_local = create_time.type != "timestamp"
     slice_column = table.slice_of(roles.parts)
     may_be_nameless = any(columns[name].nullable for name in roles.key)
     quoted = {role: quote(name) for role, name in names.items()}
@@ -149,7 +150,7 @@ def layout_of(config: Store, table: EventTable) -> Layout:
         key_columns=tuple(quote(name) for name in key_index.columns[: len(roles.key)]),
         key_is_unique=table.is_unique(roles.key),
         unit=int(10 ** (6 - create_time.precision)),
-        zone=None if create_time.type == "timestamp" else zone_of(config, table.connection),
+        zone=zone_of(config, table.connection, create_time.default) if is_local else None,
         slice=quote(slice_column) if slice_column else None,
         id_is_nullable=any(columns[part].nullable for part in roles.parts),
         where=table.where,

@@ -301,8 +301,10 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
     )
 
 
-def zone_of(config: Store, connection: Connection) -> Zone:
-    name = config.time_zone
+def zone_of(config: Store, connection: Connection, default: str) -> Zone:
+    """The zone of a DATETIME with this default."""
+    is_utc = config.time_zone == "auto" and "utc_timestamp" in default
+    name = "UTC" if is_utc else config.time_zone
     if name != "auto":
         return fixed_zone(name) or named_zone(name)
     with mapped("store.time_zone"):
