@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ _FIRST_READ = 256 << 10
 
 _KEPT = 2
 """Snapshots kept per shard, so that an executor reading the older one can finish."""
+
+_ABANDONED = timedelta(hours=6)
+"""Age from which a file that no snapshot lists counts as a killed upload's."""
 
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("aggregate_id", pa.string()),
@@ -226,12 +230,12 @@ class Snapshots:
     def keep(self, folder: Path, batch: int) -> None:
         """Upload a closed index."""
         failpoint("before_snapshot")
-        known = set(self._place.names(self._files))
-        files = {}
-        for file in sorted(folder.iterdir()):
-            name = files[file.name] = f"{self._files}/{_digest_of(file)}"
-            if name not in known:
-                self._place.upload(name, file)
+        files = {f.name: f"{self._files}/{_digest_of(f)}" for f in sorted(folder.iterdir())}
+        for _ in range(2):  # again those of earlier snapshots that were pruned meanwhile
+            known = {*self._place.names(self._files)}
+            for file, name in files.items():
+                if name not in known:
+                    self._place.upload(name, folder / file)
         failpoint("during_snapshot")
         self._place.create(f"{self._root}/{batch:012d}.json", json.dumps(files).encode())
         failpoint("after_snapshot")
@@ -308,7 +312,8 @@ def _digest_of(file: Path) -> str:
 
 
 def prune(place: Place, query: str, committed: int, shards: int) -> None:
-    """Remove old snapshots, their files, and journals below the oldest snapshot and `committed`."""
+    """Remove old snapshots, their files, those of uploads that were killed, and journals below the
+    oldest snapshot and `committed`."""
     snapshots: dict[int, list[str]] = defaultdict(list)
     for name in place.names(f"{query}/snapshot"):
         snapshots[int(name.split("/")[-2])].append(name)
@@ -316,17 +321,20 @@ def prune(place: Place, query: str, committed: int, shards: int) -> None:
     for shard in range(shards):
         found = sorted(snapshots[shard])
         kept, old = found[-_KEPT:], found[:-_KEPT]
-        if not old:
-            continue  # unused files may belong to a snapshot being uploaded
-        upto[shard] = min(committed - 1, _batch_of(kept[0]))
+        if old:
+            upto[shard] = min(committed - 1, _batch_of(kept[0]))
         used, unused = (
             {file for n in names for file in json.loads(place.read(n) or b"{}").values()}
             for names in (kept, old)
         )
-        # files first, of which some may be gone: with the snapshot its list of them would be lost
-        place.delete(*(unused - used).intersection(place.names(f"{query}/file/{shard}")))
+        # files first, of which some may be gone: with the snapshot its list of them would be lost;
+        # a young file without a list may belong to a snapshot being uploaded
+        folder = f"{query}/file/{shard}"
+        left = unused.intersection(place.names(folder)).union(place.names(folder, _ABANDONED))
+        place.delete(*left - used)
         failpoint("during_prune")
         place.delete(*old)
+    place.sweep(query, _ABANDONED)
     if upto:
         Journals(place, query).prune(upto)
 

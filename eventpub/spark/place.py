@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -101,11 +102,21 @@ class Place:
         except FileNotFoundError:
             return None
 
-    def names(self, prefix: str) -> Iterator[str]:
-        """Names below a prefix, unordered."""
+    def names(self, prefix: str, older: timedelta = timedelta.min) -> Iterator[str]:
+        """Names below a prefix, unordered; `older`: only of what was written so long ago."""
         with self._mapped():
             for some in obstore.list(self._store, prefix):
-                yield from (each["path"] for each in some)
+                now = datetime.now(UTC)
+                yield from (each["path"] for each in some if now - each["last_modified"] > older)
+
+    def sweep(self, prefix: str, older: timedelta) -> None:
+        """Remove what killed processes have half written below a prefix. obstore does not list it;
+        in a bucket, it is a matter of its lifecycle rules."""
+        if self._folder is not None:
+            with suppress(OSError):  # one is completed just now, or a folder removed
+                for left in (self._folder / prefix).rglob("*#*"):
+                    if time.time() - left.stat().st_mtime > older.total_seconds():
+                        left.unlink()
 
     def delete(self, *names: str) -> None:
         with self._mapped(), suppress(FileNotFoundError):

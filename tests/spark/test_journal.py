@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from eventpub.channel import Report
 from eventpub.errors import StateError
 from eventpub.index import Facts, Index
 from eventpub.spark import journal as journal_of_spark
-from eventpub.spark.journal import KEYS, Journal, Journals, Snapshots, prune
+from eventpub.spark.journal import KEYS, Journal, Journals, Snapshots, _digest_of, prune
 from eventpub.spark.place import Place
 
 
@@ -217,6 +219,55 @@ def test_what_a_killed_prune_leaves_is_removed_by_the_next(
     prune(place, "q", committed=6, shards=1)
     assert len(list(place.names("q/snapshot/0"))) == 2
     assert len(list(place.names("q/file/0"))) == 60
+
+
+def test_files_of_a_killed_upload_are_removed_once_they_are_old(tmp_path: Path) -> None:
+    """No list names them, and that of a copy half written, `…#1`, is not even listed."""
+    place, folder = Place(str(tmp_path / "place")), tmp_path / "index"
+    folder.mkdir()
+    (folder / "1.sst").write_text("in use")
+    Snapshots(place, "q", 0).keep(folder, 1)
+    [used] = place.names("q/file/0")
+    for name in ("old", "old#1", "young", "young#1"):
+        (tmp_path / "place" / "q" / "file" / "0" / name).write_text("")
+    old = time.time() - 7 * 3600
+    for name in (used, "q/file/0/old", "q/file/0/old#1"):
+        os.utime(tmp_path / "place" / name, (old, old))
+    prune(place, "q", committed=1, shards=1)
+    found = {file.name for file in (tmp_path / "place" / "q" / "file" / "0").iterdir()}
+    assert found == {Path(used).name, "young", "young#1"}
+
+
+def test_a_snapshot_has_files_that_are_pruned_while_it_is_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found one left by a killed upload, another of a snapshot that is removed meanwhile."""
+    place, folder = Place(str(tmp_path / "place")), tmp_path / "index"
+    folder.mkdir()
+    snapshots = Snapshots(place, "q", 0)
+    (folder / "1.sst").write_text("of the first")
+    snapshots.keep(folder, 1)
+    (folder / "2.sst").write_text("of a killed upload")
+    upload = Place.upload
+    with monkeypatch.context() as patched:
+        upload(place, left := f"q/file/0/{_digest_of(folder / '2.sst')}", folder / "2.sst")
+        old = time.time() - 7 * 3600
+        os.utime(tmp_path / "place" / left, (old, old))
+        (folder / "3.sst").write_text("its own")
+
+        def pruned_meanwhile(place: Place, name: str, file: Path) -> None:
+            if file.name == "3.sst":
+                other = tmp_path / "of another executor"
+                other.mkdir()
+                for batch in (2, 3):
+                    (other / "1.sst").write_text(f"{batch}")
+                    snapshots.keep(other, batch)
+                prune(place, "q", committed=3, shards=1)
+            upload(place, name, file)
+
+        patched.setattr(Place, "upload", pruned_meanwhile)
+        snapshots.keep(folder, 4)
+    assert snapshots.fetch(tmp_path / "new", 4) == 4
 
 
 def _killed(step: str) -> None:
