@@ -11,9 +11,11 @@ once.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -219,11 +221,19 @@ class Snapshots:
         self._root = f"{query}/snapshot/{shard}"
         self._files = f"{query}/file/{shard}"
 
-    def begin(self, index: Index, batch: int) -> threading.Thread:
-        """Copy an index that contains a batch; a thread uploads the copy."""
-        folder = folder_for(index.directory)
-        index.copy_to(folder)
-        thread = threading.Thread(target=self._upload, args=(folder, batch), daemon=True)
+    def begin(self, index: Index, batch: int) -> threading.Thread | None:
+        """Copy an index that contains a batch; a thread uploads the copy. None: an earlier one is
+        still being uploaded."""
+        folder, lock = folder_for(index.directory), os.open(index.directory, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            index.copy_to(folder)
+        except BaseException as error:
+            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
+        thread = threading.Thread(target=self._upload, args=(folder, batch, lock), daemon=True)
         thread.start()
         return thread
 
@@ -240,13 +250,14 @@ class Snapshots:
         self._place.create(f"{self._root}/{batch:012d}.json", json.dumps(files).encode())
         failpoint("after_snapshot")
 
-    def _upload(self, folder: Path, batch: int) -> None:
+    def _upload(self, folder: Path, batch: int, lock: int) -> None:
         try:
             self.keep(folder, batch)
         except Exception as error:
             log.warning("no snapshot of the index was kept: %s", error)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
     def fetch(self, folder: Path, upto: int) -> int | None:
         """Download the newest snapshot up to a batch; returns its batch, None if there is none."""

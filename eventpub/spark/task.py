@@ -241,7 +241,7 @@ class Task:
                 failpoint("after_index")
                 if plan.snapshot:
                     uploading = snapshots.begin(index, plan.batch)
-                    if not os.environ.get("SPARK_REUSE_WORKER"):
+                    if uploading and not os.environ.get("SPARK_REUSE_WORKER"):
                         uploading.join()
                 return
         head = self._journals.head(plan.batch, self._number)

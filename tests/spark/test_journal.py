@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -146,7 +147,9 @@ def test_an_index_is_fetched_from_the_newest_snapshot_that_is_not_too_new(tmp_pa
             assert journals.create(batch, 0, journal(0))
             index.end_batch(batch, "")
             index.flush()
-            snapshots.begin(index, batch).join()
+            uploading = snapshots.begin(index, batch)
+            assert uploading is not None
+            uploading.join()
     assert snapshots.fetch(tmp_path / "new", 3) == 3
     seen: list[int | None] = []
 
@@ -268,6 +271,28 @@ def test_a_snapshot_has_files_that_are_pruned_while_it_is_uploaded(
         patched.setattr(Place, "upload", pruned_meanwhile)
         snapshots.keep(folder, 4)
     assert snapshots.fetch(tmp_path / "new", 4) == 4
+
+
+def test_an_index_is_not_uploaded_again_while_it_still_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy and thread would make all of them slower, until the disk is full."""
+    snapshots, goes_on = Snapshots(Place(str(tmp_path / "place")), "q", 0), threading.Event()
+    with Index(tmp_path / "0", {}, redo=lambda _: ()) as index, monkeypatch.context() as patched:
+        index.begin(None)
+        index.end_batch(1, "")
+        index.flush()
+        patched.setattr(journal_of_spark, "failpoint", lambda _: goes_on.wait(60))
+        slow = snapshots.begin(index, 1)
+        assert slow is not None
+        assert snapshots.begin(index, 2) is None
+        assert len([*tmp_path.glob("0.copy-*")]) == 1
+        goes_on.set()
+        slow.join()
+        again = snapshots.begin(index, 3)
+        assert again is not None
+        again.join()
+    assert snapshots.fetch(tmp_path / "new", 9) == 3
 
 
 def _killed(step: str) -> None:
