@@ -211,7 +211,8 @@ class Driver:
         """One task per shard; raises state.foreign if a repeated batch had other options."""
         plan = Plan.from_offset(end)
         layout = self._waited(lambda: self._layout_for(plan))
-        return [Part(plan, n, layout) for n in range(self.options.config.run.shards)]
+        has_end = self._until is not None
+        return [Part(plan, n, layout, has_end) for n in range(self.options.config.run.shards)]
 
     def _layout_for(self, plan: Plan) -> Layout:
         if self._planner is not None:

@@ -73,6 +73,8 @@ class Part(InputPartition):
     plan: Plan
     shard: int
     layout: Layout
+    of_run_with_end: bool = False
+    """The run may be over before a snapshot that is uploaded beside it."""
 
 
 class JournaledContext(ShardContext):
@@ -136,6 +138,7 @@ class Task:
         self._plan = part.plan
         self._number = part.shard
         self._layout = part.layout
+        self._waits = part.of_run_with_end
         self._rows_in = part.plan.rows_in[part.shard] if part.plan.rows_in else 0
         self._follows = part.plan.journals[part.shard] if part.plan.journals else ""
         self._parts = real_parts(options.config)
@@ -241,7 +244,7 @@ class Task:
                 failpoint("after_index")
                 if plan.snapshot:
                     uploading = snapshots.begin(index, plan.batch)
-                    if uploading and not os.environ.get("SPARK_REUSE_WORKER"):
+                    if uploading and (self._waits or not os.environ.get("SPARK_REUSE_WORKER")):
                         uploading.join()
                 return
         head = self._journals.head(plan.batch, self._number)

@@ -361,6 +361,27 @@ def test_a_run_that_ends_by_itself_waits_for_holds_and_the_last_count(
     assert events(query.run_to_the_end()) == [("a", 1), ("a", 3)]
 
 
+def test_a_run_that_ends_by_itself_waits_for_its_snapshot(
+    table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else none would complete in runs on new machines that are shorter than its upload, and each
+    would start with all journals."""
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    keep = Snapshots.keep
+
+    def slow(snapshots: Snapshots, folder: Path, batch: int) -> None:
+        time.sleep(1.5)
+        keep(snapshots, folder, batch)
+
+    monkeypatch.setattr(Snapshots, "keep", slow)
+    query = Query(table, tmp_path)
+    commit(table, "a", 1)
+    query.reader.prepareForTriggerAvailableNow()
+    query.plan()
+    query.do()
+    assert [*Place(query.options["state"]).names(f"{query.offsets[-1]['query']}/snapshot")]
+
+
 def test_hold_shard_waits_with_all_events_of_the_shard(
     table: FreshDatabase, tmp_path: Path
 ) -> None:
