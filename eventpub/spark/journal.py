@@ -19,6 +19,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -45,6 +46,8 @@ _KEPT = 2
 
 _ABANDONED = timedelta(hours=6)
 """Age from which a file that no snapshot lists counts as a killed upload's."""
+
+_UNUSED = timedelta(days=3)
 
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("aggregate_id", pa.string()),
@@ -315,6 +318,16 @@ class Snapshots:
 
             with Index(copy, {}, adopts=lambda _: True, redo=redo) as index:
                 return index.pending(request.most, request.about)
+
+
+def remove_unused(queries: Path) -> None:
+    """Remove indexes that this machine has not used for days, as those of former checkpoints; a
+    query that goes on here fetches its own again."""
+    for query in queries.glob("*"):
+        with suppress(OSError):  # another task removes it
+            newest = max(path.stat().st_mtime for path in (query, *query.rglob("*")))
+            if time.time() - newest > _UNUSED.total_seconds():
+                shutil.rmtree(query.rename(query.with_name(f"{query.name}.old")))
 
 
 def _digest_of(file: Path) -> str:

@@ -51,7 +51,7 @@ from eventpub.sink.layout import check_leaders
 from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.ahead import page
-from eventpub.spark.journal import Journal, Journals, Snapshots
+from eventpub.spark.journal import Journal, Journals, Snapshots, remove_unused
 from eventpub.spark.options import Plan, SourceOptions
 from eventpub.spark.place import IDENTITY, Place
 from eventpub.spark.rows import JournalSink, are, batches, grouped, replayed, unpublished
@@ -207,7 +207,9 @@ class Task:
             accepts_topic=publisher is not None and publisher.accepts_topic,
             start_id="" if publisher is None else publisher.start_id,
         )
-        if not self._folder.exists() and (plan.batch > 1 or publisher is not None):
+        if is_new := not self._folder.exists():
+            remove_unused(self._folder.parent.parent)
+        if is_new and (plan.batch > 1 or publisher is not None):
             found = snapshots.fetch(self._folder, plan.batch - 1)
             if found is None and publisher is not None:
                 beginning = publisher.beginning

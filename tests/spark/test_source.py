@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import threading
@@ -321,6 +322,25 @@ def test_an_executor_without_an_index_applies_journals(
     with transaction(table) as cursor:  # the whole table is read again by the recount
         cursor.execute("SELECT 1")
     assert not query.run(seconds=3)
+
+
+def test_the_index_of_a_query_long_unused_is_removed_and_comes_back(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    """Those of former checkpoints stayed on the disks of executors for ever."""
+    former, new = Query(table, tmp_path), Query(table, tmp_path)
+    commit(table, "a", 1)
+    assert events(former.run(1)) == [("a", 1)]
+    folder = tmp_path / "local" / "query" / former.offsets[-1]["query"]
+    eventually(lambda: not [*folder.rglob("*.copy-*")], 30)
+    old = time.time() - 4 * 24 * 3600
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (old, old))
+    assert events(new.run(1)) == [("a", 1)]
+    assert [path.name for path in folder.parent.iterdir()] == [new.offsets[-1]["query"]]
+    commit(table, "a", 2)
+    assert events(former.run(1)) == [("a", 2)]
+    assert len([*folder.parent.iterdir()]) == 2
 
 
 def test_holds_are_known_where_the_executor_was_another_machine_s(
