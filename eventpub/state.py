@@ -11,7 +11,7 @@ pause.json      whether users have paused publishing, and who
 requests/       requests of `eventpub gaps retry --later` and `skip --later` for the next publisher
 index/          one folder per shard, per number of shards
 spark/          Spark's scratch files
-spark.log       output of Spark and its workers
+spark.log       output of Spark and its workers; above 64 MB, its last part moves to spark.log.1
 
 start.json, run.json, progress.json, pause.json and requests are synced, yet a start works without
 any of them (see `publisher.prepare`). Only the publisher's user has access: the files hold ids and,

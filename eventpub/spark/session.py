@@ -48,6 +48,9 @@ _OF_WORKERS = {
 """Environment of Spark on one machine: a drain takes 0.5 GB less memory. Without the threshold each
 group of rows has pages of its own that the kernel clears: 1.5 CPU s per million events more."""
 _STARTS_WITH = "eventpub-"
+_SAYS_IT_IS_SLOW = "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor"
+"""Spark's class that warns of each batch longer than the trigger, as most are by design."""
+_LARGEST_LOG = 64 << 20
 
 
 def require_java() -> str:
@@ -194,6 +197,8 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
         server.handle_error = lambda *_: None
     context = SparkContext(conf=conf, gateway=gateway)
     context.setLogLevel("WARN")
+    log4j: Any = gateway.jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(_SAYS_IT_IS_SLOW, log4j.Level.ERROR)
     session = SparkSession(context)
     register(session)
     # the parent of the Python workers imports while the query is planned
@@ -257,6 +262,7 @@ def _launched(properties: Mapping[str, str], state: StateDir, *, is_local: bool)
         added["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
         os.environ.update(added)
         try:
+            limit(state.spark_log)
             with state.spark_log.open("ab") as out:
                 launch: Any = launch_gateway
                 return launch(None, {"stdout": out, "stderr": out})
@@ -264,6 +270,16 @@ def _launched(properties: Mapping[str, str], state: StateDir, *, is_local: bool)
             for name in added:
                 os.environ.pop(name, None)
             os.environ.update(kept)
+
+
+def limit(log: Path) -> None:
+    """Move the last part of a large log to `<log>.1`, and empty it; others go on appending."""
+    with suppress(OSError):  # there is none yet, or the disk is full
+        if log.stat().st_size > _LARGEST_LOG:
+            with log.open("r+b") as old, log.with_name(f"{log.name}.1").open("wb") as kept:
+                old.seek(-_LARGEST_LOG, os.SEEK_END)
+                shutil.copyfileobj(old, kept)
+                old.truncate(0)
 
 
 def _as_properties(properties: Mapping[str, str]) -> str:

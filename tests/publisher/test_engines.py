@@ -91,6 +91,8 @@ def test_status_requests_and_pause_are_answered(
     began = time.monotonic()
     assert publisher.stop() == 143
     assert time.monotonic() - began < 60
+    warned = (publisher.state / "spark.log").read_text(errors="replace")
+    assert "falling behind" not in warned, "a line for each longer batch fills the disk"
 
 
 def test_a_spark_that_dies_is_started_again_and_a_frozen_one_keeps_nobody_from_stopping(

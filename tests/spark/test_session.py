@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -69,3 +70,20 @@ def test_a_query_without_a_batch_needs_no_executor(monkeypatch: pytest.MonkeyPat
     time.sleep(0.2)
     assert not watched.lacks_executor
     watched.query.isActive = False
+
+
+def test_a_large_log_is_emptied_while_others_append_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grew without end."""
+    monkeypatch.setattr(session, "_LARGEST_LOG", 10)
+    log, former = tmp_path / "spark.log", tmp_path / "spark.log.1"
+    session.limit(log)
+    with log.open("ab", buffering=0) as out:
+        out.write(b"0123456789")
+        session.limit(log)
+        assert not former.exists()
+        out.write(b"abcde")
+        session.limit(log)
+        out.write(b"later")
+    assert (log.read_bytes(), former.read_bytes()) == (b"later", b"56789abcde")
