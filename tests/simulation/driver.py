@@ -189,7 +189,8 @@ class Driver:
 
     def pause(self, is_paused: bool) -> None:
         """A user wants nothing to be published, or that to end."""
-        self.world.counts["pauses"] += is_paused and not StateDir(None).pause()[0]
+        state: Any = StateDir(None)
+        self.world.counts["pauses"] += is_paused and not state.pause()[0]
         self.world.files["pause.json"] = json.dumps({"is_paused": is_paused})
         self.world.lasting.add("pause.json")
         if self._run is not None:
