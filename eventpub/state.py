@@ -43,9 +43,9 @@ _LOCK_TIMEOUT = 1.0
 LOCK = "eventpub.lock"
 
 WITHOUT_FILES = (
-    "start the publisher (eventpub run): it runs without the damaged file. Without progress.json it"
-    " takes the position from the indexes, or reads the table from the start if there are none,"
-    " and re-counts the events of the day before it; without pause.json it publishes"
+    "start the publisher: it runs without the damaged file. Without progress.json it takes the"
+    " position from the indexes (if there are none, reads the whole table), and re-counts the"
+    " events of the day before it; without pause.json it publishes"
 )
 
 _LEFT_OVER = 60.0
@@ -230,7 +230,7 @@ class StateDir:
         if found is None and self.progress_file.exists():
             raise StateError(
                 "state.file_damaged",
-                f"{self.progress_file.name} is damaged and cannot be read",
+                f"{self.progress_file.name} in {self.root} is damaged and cannot be read",
                 where=str(self.progress_file),
                 suggestion=WITHOUT_FILES,
             )

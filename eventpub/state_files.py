@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import resource
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -47,7 +48,7 @@ def give_to_owner(path: Path) -> None:
 
 @contextmanager
 def mapping(path: Path) -> Iterator[None]:
-    """Raise OSError as state.disk_full, state.no_locks or state.not_writable."""
+    """Raise OSError as state.disk_full, state.no_locks, state.not_writable, …."""
     try:
         yield
     except OSError as error:
@@ -68,9 +69,30 @@ def is_disk_full(text: str) -> bool:
     return "No space left" in text or "Disk quota" in text
 
 
+def too_many_files(where: str) -> StateError:
+    return StateError(
+        "state.too_many_files",
+        "too many files are open",
+        where=where,
+        suggestion="raise the limit (ulimit -n, systemd's LimitNOFILE, sysctl fs.file-max), and"
+        " restart",
+        retriable=True,
+    )
+
+
+def raise_file_limit() -> None:
+    """Let this process and its children open as many files as it may, up to 65,536."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _mapped(error: OSError, path: Path) -> StateError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return disk_full(str(path))
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return too_many_files(str(path))
     if error.errno in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
         return StateError(
             "state.no_locks",

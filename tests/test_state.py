@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pwd
 import re
+import resource
 import shutil
 import stat
 import threading
@@ -22,7 +23,7 @@ from eventpub.channel import Request
 from eventpub.errors import StateError
 from eventpub.publisher.publisher import Publisher
 from eventpub.state import StateDir
-from eventpub.state_files import mapping, replace_file
+from eventpub.state_files import mapping, raise_file_limit, replace_file
 
 _MANY = 300
 
@@ -187,6 +188,34 @@ def test_another_users_directory_is_said_to_be_so(
         raise PermissionError(errno.EACCES, "Permission denied")
     assert caught.value.code == "state.not_writable"
     assert f"sudo -u {owner}" in str(caught.value.suggestion)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_lack_of_descriptors_passes(tmp_path: Path, number: int) -> None:
+    with pytest.raises(StateError, match="too many files are open") as caught, mapping(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.code == "state.too_many_files"
+    assert caught.value.retriable
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((1024, 4096), (4096, 4096)),
+        ((1024, 1 << 30), (65_536, 1 << 30)),
+        ((1024, resource.RLIM_INFINITY), (65_536, resource.RLIM_INFINITY)),
+        ((100_000, 200_000), (100_000, 200_000)),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY),) * 2,
+    ],
+)
+def test_the_limit_of_open_files_is_raised_and_never_lowered(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    limits = [before]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: before)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
+    raise_file_limit()
+    assert limits[-1] == after
 
 
 def test_a_directory_that_was_moved_away_is_said_to_be_gone(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from eventpub.cli.output import Report, can_redraw, end_if_asked, for_people
 from eventpub.config import Config, format_time
 from eventpub.coordinator.progress import Rate
 from eventpub.errors import counted
+from eventpub.state_files import raise_file_limit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,6 +47,7 @@ def publish(config: Config, *, available_now: bool) -> Report:
     with shown:
         from eventpub.publisher import run
 
+        raise_file_limit()
         end_if_asked()
         final = run(config, available_now=available_now, on_progress=view.see)
     result = {name: getattr(final, name) for name in (*COUNTERS, "rows_read", "holds_open")}

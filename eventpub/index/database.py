@@ -23,6 +23,7 @@ from typing import Any
 from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
 
 from eventpub.errors import StateError
+from eventpub.state_files import is_disk_full, too_many_files
 from eventpub.times import SYSTEM_CLOCK, Clock
 
 FORMAT = 4
@@ -247,8 +248,8 @@ def require_known_format(items: Iterator[tuple[bytes, bytes]], directory: Path) 
             where=str(directory),
             suggestion="install that version again; or stop the publisher, remove `index` of"
             " app.state_dir (with Spark, `query` and `query.json`, too; on a cluster, on each"
-            " machine) and start it: what was published is read back from the topic (do not do this"
-            " if the topic lacks part of it, as with sink.accept_topic_id)",
+            " machine) and start it: what was published is read back from the topic (not if the"
+            " topic lacks part of it, as with sink.accept_topic_id)",
         )
 
 
@@ -285,17 +286,9 @@ def _open(directory: Path, lock_timeout: float, storage: Storage) -> Any:
 
 
 def _mapped(error: Exception, directory: Path) -> StateError:
-    text = str(error)
-    where = str(directory)
-    if "lock" in text.lower() and ("LOCK" in text or "No locks" in text):
-        return StateError(
-            "index.locked",
-            "another process has the index open",
-            where=where,
-            suggestion="stop the other publisher, or give this one another app.state_dir",
-            retriable=True,
-        )
-    if "No space left" in text or "Disk quota" in text:
+    text, where = str(error), str(directory)
+    said = text.replace(where, "")  # a folder may have any name
+    if is_disk_full(said):
         return StateError(
             "index.disk_full",
             "no space is left for the index",
@@ -303,21 +296,31 @@ def _mapped(error: Exception, directory: Path) -> StateError:
             suggestion="free space on the disk of app.state_dir; publishing then resumes",
             retriable=True,
         )
-    if "Permission denied" in text or "Read-only file system" in text:
+    if "Too many open files" in said:
+        return too_many_files(where)
+    if "Permission denied" in said or "Read-only file system" in said:
         return StateError(
             "index.not_writable",
             "the index cannot be written",
             where=where,
             suggestion="give the publisher's user write access to app.state_dir",
         )
-    if "Corruption" in text or "No such file" in text:
+    if "Corruption" in said or "No such file" in said:
         return _corrupt(text, directory)
+    if "/LOCK: " in said:
+        return StateError(
+            "index.locked",
+            "another process has the index open",
+            where=where,
+            suggestion="stop the other publisher, or give this one another app.state_dir",
+            retriable=True,
+        )
     return StateError(
         "index.unusable",
         f"the index cannot be used: {text}",
         where=where,
-        suggestion="check the disk and the permissions of this directory; if the error stays, "
-        "stop the publisher and delete it: it is rebuilt from the topic",
+        suggestion="check the disk; if the error stays, stop the publisher and delete this"
+        " directory: it is rebuilt from the topic",
     )
 
 

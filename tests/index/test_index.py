@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import uuid
@@ -187,6 +188,40 @@ def test_an_index_that_another_has_open_is_refused_after_a_wait(tmp_path: Path) 
         Index(tmp_path, IDENTITY, lock_timeout=0.2)
     assert refused.value.code == "index.locked"
     assert refused.value.retriable
+
+
+@pytest.mark.parametrize("folder", ["BLOCKCHAIN", "LOCK: Corruption, Permission denied"])
+def test_what_is_wrong_is_told_whatever_the_folder_is_called(tmp_path: Path, folder: str) -> None:
+    """A damaged index in a folder BLOCKCHAIN counted as locked, and its shard waited for good."""
+    place = tmp_path / folder / "LOCK" / "0"
+    with Index(place, IDENTITY) as index:
+        index.begin(None)
+        with pytest.raises(StateError) as of:
+            Index(place, IDENTITY, lock_timeout=0.0)
+    assert of.value.code == "index.locked"
+    (place / (place / "CURRENT").read_text().strip()).write_bytes(b"")
+    with pytest.raises(StateError) as of:
+        Index(place, IDENTITY)
+    assert of.value.code == "index.corrupt"
+
+
+def test_a_lack_of_descriptors_passes(tmp_path: Path) -> None:
+    """It stopped the publisher, which advised to delete the index."""
+    with Index(tmp_path / "0", IDENTITY) as index:
+        index.begin(None)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.dup(0))
+    codes = []
+    for more in range(30):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, limits[1]))
+        try:
+            Index(tmp_path / "0", IDENTITY, lock_timeout=0.0).close()
+            codes.append("")
+        except StateError as error:
+            codes.append(error.code if error.retriable else f"not retriable: {error.code}")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert set(codes) == {"state.too_many_files", ""}, codes
 
 
 def _record_and_die(path: Path) -> None:
