@@ -242,29 +242,37 @@ class Index(Aggregates):
         self.note(read_as=read_as)
 
     def keep_ids(
-        self, ids_as: str, existing: Callable[[list[tuple[str, int]]], Collection[Any]]
+        self,
+        ids_as: str,
+        columns: Collection[str],
+        existing: Callable[[list[tuple[str, int]]], Collection[Any]],
     ) -> None:
-        """Record how the identity is read. After a change, published events must not have got
-        another spelling of their UUIDs; what is no longer in the table says nothing.
+        """Record how the identity is read. After a change, the table's `columns` must lack the
+        former one (it was renamed), and published events must not have got another spelling of
+        their UUIDs; what is no longer in the table says nothing.
 
         Raises:
             StateError: state.foreign
         """
-        if self.ids_as not in {None, ids_as}:
+        before = self.ids_as or ids_as
+        if before != ids_as:
             keys = [key[1:].decode() for key, _ in islice(self._db.items(b"v"), _SOME_EVENTS)]
-            spelled = {(key, n): _spellings(key) for key, n in self.known(keys).last.items()}
-            others = {(other, n): (key, n) for (key, n), of in spelled.items() for other in of}
-            there = {*existing([*spelled, *others])}
-            moved = [others[event] for event in there & others.keys() if others[event] not in there]
+            column, now = (of.partition(" of ")[2] for of in (before, ids_as))
+            moved = keys[:1] if column != now and column in columns else []
+            if not moved:
+                spelled = {(key, n): _spellings(key) for key, n in self.known(keys).last.items()}
+                others = {(other, n): (key, n) for (key, n), of in spelled.items() for other in of}
+                there = {*existing([*spelled, *others])}
+                moved = [others[of][0] for of in there & others.keys() if others[of] not in there]
             if moved:
                 raise StateError(
                     "state.foreign",
-                    f"store.columns.aggregate_id is read as {ids_as} now, before as {self.ids_as},"
-                    f" and gives events other keys: {moved[0][0]!r} is spelled in another way, and"
-                    " would be published again",
-                    where=f"aggregate {moved[0][0]}",
-                    suggestion="restore the column's type, and restart; to publish with the new"
-                    " keys, use an app.id, an app.state_dir and a sink.topic of their own",
+                    f"store.columns.aggregate_id is read as {ids_as} now, before as {before}:"
+                    f" events of {moved[0]!r} would be published again, with other keys",
+                    where=f"aggregate {moved[0]}",
+                    suggestion="restore the column or its type (after a renaming, drop the old"
+                    " column), and restart; to publish with new keys, use an app.id, an"
+                    " app.state_dir and a sink.topic of their own",
                 )
         self.note(ids_as=ids_as)
 

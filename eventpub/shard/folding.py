@@ -65,8 +65,9 @@ class Fold:
             # has gone back to read rows again stays where it is
             horizon = context.assignment.config.recount.horizon
             index.skip_to(context.beginning.low - ZONES_DIFFER - horizon)
-            index.keep_times(context.assignment.layout.read_as, context.now)
-            index.keep_ids(context.assignment.layout.ids_as, context.lookup.existing)
+            layout = context.assignment.layout
+            index.keep_times(layout.read_as, context.now)
+            index.keep_ids(layout.ids_as, layout.columns, context.lookup.existing)
             self._keep_contents()
             self._read()
             self._note_truncated(0)  # also if nothing was left to read

@@ -90,8 +90,9 @@ class JournaledContext(ShardContext):
             if index.is_new:
                 index.begin(plan.start)
             self.look_at_clock()
-            index.keep_times(assignment.layout.read_as, self.now)
-            index.keep_ids(assignment.layout.ids_as, self.lookup.existing)
+            layout = assignment.layout
+            index.keep_times(layout.read_as, self.now)
+            index.keep_ids(layout.ids_as, layout.columns, self.lookup.existing)
             if plan.batch == 1 and (index.position or 0) > plan.begin:
                 index.go_back((index.position or 0) - plan.begin)  # to what may be hidden
             index.note(has_contents=self.rules.contents_of is not None)

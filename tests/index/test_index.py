@@ -26,6 +26,7 @@ from eventpub.times import ZONES_DIFFER
 SECOND = 1_000_000
 IDENTITY = {"app": "orders", "topic": "orders.events", "partitions": 8, "shard": [0, 2]}
 HOLD = Hold("ä 'b' ", 3, 9, first_seen=100, attempts=2, next_attempt=300, since=50)
+TEXT, UUIDS, COLUMNS = "text of `id`", "UUID of `id`", ("`id`", "`other`")
 GAP = SkippedGap("a", 4, 5, 100, 200, 8, "max_backoff")
 
 
@@ -752,14 +753,29 @@ def test_ids_that_are_spelled_in_another_way_than_before_are_refused(tmp_path: P
     published = {one.hex.upper(): 2, other.hex.upper(): 7, "not one": 1}
     with Index(tmp_path / "0", IDENTITY) as index:
         index.begin(None)
-        index.keep_ids("text", lambda _: pytest.fail("nothing has changed"))
+        index.keep_ids(TEXT, COLUMNS, lambda _: pytest.fail("nothing has changed"))
         index.record(decided(last=published), {}, position=5)
-        index.keep_ids("text", lambda _: pytest.fail("nothing has changed"))
-        with pytest.raises(StateError, match="read as UUID now, before as text") as failed:
-            index.keep_ids("UUID", lambda _: {(str(other), 7)})
+        index.keep_ids(TEXT, COLUMNS, lambda _: pytest.fail("nothing has changed"))
+        with pytest.raises(StateError, match=f"read as {UUIDS} now, before as {TEXT}") as failed:
+            index.keep_ids(UUIDS, COLUMNS, lambda _: {(str(other), 7)})
         assert failed.value.code == "state.foreign"
         assert failed.value.where == f"aggregate {other.hex.upper()}"
     with Index(tmp_path / "0", IDENTITY) as index:
         found = [(str(one), 2), (one.hex.upper(), 2)]  # and the other was archived
-        index.keep_ids("UUID", lambda asked: [event for event in asked if event in found])
-        index.keep_ids("UUID", lambda _: pytest.fail("nothing has changed"))
+        index.keep_ids(UUIDS, COLUMNS, lambda asked: [event for event in asked if event in found])
+        index.keep_ids(UUIDS, COLUMNS, lambda _: pytest.fail("nothing has changed"))
+
+
+def test_another_column_of_the_table_is_refused_and_a_renamed_one_taken(tmp_path: Path) -> None:
+    other = "text of `other`"
+    with Index(tmp_path / "0", IDENTITY) as index:
+        index.begin(None)
+        index.keep_ids(other, COLUMNS, set)
+        index.keep_ids(TEXT, COLUMNS, set)  # nothing is published
+        index.record(decided(last={"a": 3}), {}, position=5)
+        with pytest.raises(StateError, match=f"read as {other} now, before as {TEXT}") as failed:
+            index.keep_ids(other, COLUMNS, set)
+        assert failed.value.code == "state.foreign"
+    with Index(tmp_path / "0", IDENTITY) as index:
+        index.keep_ids(other, ["`other`"], set)
+        assert index.ids_as == other

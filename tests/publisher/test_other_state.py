@@ -168,3 +168,27 @@ def test_a_folder_with_other_files_is_left_as_it_is(
     assert publisher.topic.versions("a") == [1]
     assert [path for path in before if not path.exists()] == []
     assert Path(proposed[1]).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.engines("threads", "spark")
+def test_another_column_is_refused_and_a_renamed_one_taken(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """All events of its aggregates were published again, under other keys."""
+    create_table(database)
+    other = "VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_bin NOT NULL DEFAULT 'x'"
+    database.execute(f"ALTER TABLE events ADD other {other}, ADD UNIQUE INDEX (other, version)")
+    publisher = new_publisher(database, run={"shards": 1})
+    commit(database, "a", 1, 2, 3)
+    publisher.publish_everything()
+    commit(database, "a", 4)
+    columns = publisher.settings["store"].setdefault("columns", {})
+    columns["aggregate_id"] = "other"
+    done = publisher.command("run", "--available-now", "--json")
+    assert json.loads(done.stdout)["error"]["code"] == "state.foreign", done.stdout
+    database.execute("ALTER TABLE events RENAME COLUMN aggregate_id TO stream")
+    columns["aggregate_id"] = "stream"
+    publisher.publish_everything()
+    published = [(record.key, record.version) for record in publisher.topic.read()]
+    assert published == [("a", version) for version in (1, 2, 3, 4)]
+    publisher.topic.close()

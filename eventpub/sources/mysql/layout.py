@@ -58,6 +58,7 @@ class Layout:
         id_is_nullable: a column of the identity may hold NULL.
         skips_nulls: rows without an identity or a version are passed over.
         times_last: an updated row keeps its `create_time`.
+        columns: all of the table.
     """
 
     table: str
@@ -80,6 +81,7 @@ class Layout:
     times_last: bool = True
     id_index: str | None = None
     skips_nulls: bool = False
+    columns: tuple[str, ...] = ()
 
     @property
     def by_time(self) -> str:
@@ -104,9 +106,11 @@ class Layout:
 
     @property
     def ids_as(self) -> str:
-        """How each column of the identity is read: two forms may give other keys."""
-        kinds = [part.kind for part in self.identity.parts]
-        return " and ".join("UUID" if kind.endswith("uuid") else "text" for kind in kinds)
+        """How each column of the identity is read: in another form it may give other keys."""
+        return " and ".join(
+            f"{'UUID' if part.kind.endswith('uuid') else 'text'} of {part.name}"
+            for part in self.identity.parts
+        )
 
     @property
     def sampled_by(self) -> str:
@@ -157,6 +161,7 @@ def layout_of(config: Store, table: EventTable) -> Layout:
         times_last="on update" not in create_time.extra,
         id_index=id_index,
         skips_nulls=config.without_identity == "skip" and may_be_nameless,
+        columns=tuple(map(quote, columns)),
     )
 
 
