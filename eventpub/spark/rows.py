@@ -29,6 +29,10 @@ before it produces the next ones: a group at a time cost the broker a third more
 """
 _ALIGNED = 64
 """Group sizes are a multiple of this, so that the next group's values are aligned."""
+_PIECE_BYTES = 4 << 20
+"""Most bytes of one of Spark's values, of which its JVM holds several copies: one of 200 MB took
+all of its memory. A value of this size is continued by the next one.
+"""
 
 _DIGESTED = ("aggregate_id", "version", "kind", "key", "value", "headers", "topic", "partition")
 """Columns that identify a repeated batch; of the source's rows without the payloads."""
@@ -112,15 +116,25 @@ def grouped(tables: Sequence[pa.Table], rows_in: int) -> Iterator[pa.RecordBatch
             with pa.ipc.new_stream(out, schema) as writer:
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
             out.write(bytes(-out.tell() % _ALIGNED))
-            yield pa.RecordBatch.from_arrays([_first_of(batch.num_rows, out.getvalue())], [GROUP])
+            rows, value = batch.num_rows, out.getvalue()
+            for begin in range(0, value.size + 1, _PIECE_BYTES):  # the last piece may be empty
+                piece = _first_of(rows, value.slice(begin, min(_PIECE_BYTES, value.size - begin)))
+                yield pa.RecordBatch.from_arrays([piece], [GROUP])
+                rows = 1
 
 
 def ungrouped(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Inverse of `grouped`, schema `DECIDED`."""
+    begun = bytearray()
     for batch in rows:
         column = batch.column(GROUP)
         for first in np.flatnonzero(np.asarray(column.is_valid())).tolist():
-            yield from pa.ipc.open_stream(column[first].as_buffer())
+            piece = column[first].as_buffer()
+            if begun or piece.size == _PIECE_BYTES:
+                begun += piece
+            if piece.size < _PIECE_BYTES:
+                yield from pa.ipc.open_stream(pa.py_buffer(begun) if begun else piece)
+                begun = bytearray()
 
 
 def _first_of(rows: int, value: pa.Buffer) -> pa.Array[Any]:

@@ -44,7 +44,8 @@ SCHEMA_OF_ALL = f"{SCHEMA}, kind string, reason string, detail string"
 
 GROUP = "eventpub_group"
 """For the publisher's own sink: a group's first row has all of its rows as an Arrow IPC stream, the
-others null. So Spark counts events, but copies few values."""
+others null. So Spark counts events, but copies few values. A large stream is cut into several rows.
+"""
 
 Offset = dict[str, Any]
 

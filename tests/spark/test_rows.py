@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
@@ -58,7 +62,29 @@ def test_a_group_has_about_a_megabyte() -> None:
     sizes = [len(batch.column(GROUP)[0].as_py()) for batch in grouped([table(3_000, 9_000)], 0)]
     assert 16 <= len(sizes) <= 24
     assert max(sizes) < 5 << 18
-    assert [len(b.column(GROUP)) for b in grouped([table(2, 9 << 20)], 0)] == [1, 1]
+    few = [batch.num_rows for batch in grouped([table(2, 3 << 20)], 0)]
+    assert few == [1, 1], "rows are not cut"
+
+
+def test_a_group_larger_than_a_piece_is_cut_and_joined() -> None:
+    [begun] = grouped([table(2, 1 << 10).slice(1)], 0)
+    around = len(begun.column(GROUP)[0].as_buffer()) - (1 << 10)
+    for beside in (-64, 0, 64):
+        of_size = table(2, (8 << 20) - around + beside).slice(1)
+        given = [table(3), of_size, of_size, table(3)]
+        batches = list(grouped(given, 0))
+        sizes = [batch.column(GROUP)[0].as_buffer().size for batch in batches]
+        piece = 4 << 20
+        of_one = [piece, piece - 64] if beside < 0 else [piece, piece, beside]
+        assert sizes[1:-1] == 2 * of_one, "the last is smaller"
+        assert pa.Table.from_batches(ungrouped(iter(batches))).equals(pa.concat_tables(given))
+
+
+def test_a_very_large_row_passes_through_spark(tmp_path: Path) -> None:
+    """Its JVM held several copies of the row, and ended for want of memory."""
+    job = [sys.executable, "-m", "tests.spark.large_row", str(tmp_path)]
+    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 @pytest.fixture(autouse=True)
