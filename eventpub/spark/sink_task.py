@@ -114,6 +114,8 @@ class _Parts(InputRows):
         make = _EventRows if self._is_source else _PlainRows
         for number in count():
             if (rows := self.part(number)) is None:
+                if self._is_source and self._kept and not self._in_order:  # `grouped` rows are
+                    _require_order(self._kept)
                 return
             made = make(rows, self._options, self._sink, self._has_written)
             if isinstance(made, _EventRows):
@@ -218,6 +220,32 @@ def _require_values(rows: pa.Table, at: npt.NDArray[np.int64]) -> None:
                 name,
                 suggestion=f"leave such rows out, as by .where('{name} IS NOT NULL')",
             )
+
+
+def _require_order(parts: list[pa.Table]) -> None:
+    """Refuse events that are no longer in the source's order, in which only `late` ones descend."""
+    names = [n for n in ("aggregate_id", "version", "late", "kind") if n in parts[0].schema.names]
+    if "late" not in names:
+        return
+    rows = pa.concat_tables([part.select(names) for part in parts])
+    rows = rows.take(_rows_by_kind(rows)["event"])
+    late: Any = rows["late"]
+    rows = rows.filter(pc.equal(late, pa.scalar(False)))
+    ids: Any = rows["aggregate_id"].combine_chunks()
+    code, version = ids.dictionary_encode().indices.to_numpy(), rows["version"].to_numpy()
+    order = np.argsort(code, kind="stable")
+    c, v = code[order], version[order]
+    descends = np.flatnonzero((c[1:] == c[:-1]) & (v[1:] < v[:-1]))
+    if len(descends):
+        first, second = order[descends[0] :][:2].tolist()
+        raise _invalid(
+            "config.invalid_value",
+            f"version {version[second]} of {ids[second].as_py()!r} comes after version"
+            f" {version[first]}: between source and sink the rows have lost their order",
+            "version",
+            suggestion="use only narrow operations there (as select or where), coalesce(n) or"
+            ' repartition(n, "aggregate_id"); repartition(n) and sort divide an aggregate',
+        )
 
 
 def _invalid(code: str, what: str, column: str, *, suggestion: str) -> ConfigError:

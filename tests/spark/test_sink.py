@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 )
 
 from eventpub import times
+from eventpub.admission.model import SkippedGap
 from eventpub.channel import PartitionId
 from eventpub.coordinator.events import CheckTopic
 from eventpub.errors import EventpubError, SinkError, find_marked
@@ -929,6 +930,44 @@ def test_a_checkpoint_that_is_older_than_the_topic_publishes_nothing(
     assert restored.code == "sink.checkpoint_behind"
     assert "after_query = q1" in (restored.suggestion or "")
     assert len(versions(kafka_server, topic_name)) == 6
+
+
+def test_events_that_have_lost_their_order_are_refused(sink: Task) -> None:
+    """As by repartition(n): versions were published in descending order without a word."""
+    large = os.urandom(900_000)
+    rows = [event("a", 8), *(event("b", n, payload=large) for n in range(1, 7)), event("a", 7)]
+    sink.part = 1
+    refused = sink.refused(0, rows)
+    assert refused.code == "config.invalid_value"
+    assert "version 7 of 'a' comes after version 8" in refused.message
+    assert 'repartition(n, "aggregate_id")' in str(refused.suggestion)
+    in_order = [rows[-1], *rows[:-1]]
+    assert sink.write(0, in_order).is_new
+
+
+def test_what_the_source_may_yield_in_another_order_is_published(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    gap = SkippedGap("a", 5, 6, CREATED, CREATED, 3, "r")
+    rows = [
+        event("a", 6, "skip", detail=json.dumps(asdict(gap))),
+        event("a", 4),
+        event("a", 7),
+        event("a", 5, late=True),
+        event("a", 8),
+        event("a", 8),  # of a query that makes two rows of one
+        event("a", 6, "late"),
+        event("a", 7, "dead", reason="admission.version_conflict", detail="{}"),
+        event("a", 9),
+        event("b", 2, late=None),
+        event("b", 1, late=None),
+    ]
+    assert sink.write(0, rows).is_new
+    found = [4, 7, 5, 8, 8, 9]
+    assert [v for a, v in versions(kafka_server, topic_name) if a == "a"] == found
+    without = pa.schema([field for field in ROWS if field.name != "late"])
+    rows = [event("c", 2), event("c", 1)]
+    assert sink.write(1, rows, schema=without).is_new, "either may have been late"
 
 
 def test_rows_of_another_kind_are_refused_and_those_of_none_are_events(
