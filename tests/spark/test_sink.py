@@ -56,7 +56,8 @@ from eventpub.spark.checkpoint import require_still_owner
 from eventpub.spark.monitor import TopicWatch
 from eventpub.spark.options import SinkOptions, sink_options
 from eventpub.spark.sink import EventpubSink, Published, Writer
-from tests.publisher.harness import eventually
+from tests.conftest import FreshDatabase
+from tests.publisher.harness import commit, create_table, eventually
 from tests.sink.helpers import CREATED, read_topic
 from tests.spark import cut_off, redivided
 from tests.tcp_proxy import TcpProxy
@@ -968,6 +969,23 @@ def test_what_the_source_may_yield_in_another_order_is_published(
     without = pa.schema([field for field in ROWS if field.name != "late"])
     rows = [event("c", 2), event("c", 1)]
     assert sink.write(1, rows, schema=without).is_new, "either may have been late"
+
+
+def test_a_shuffle_that_divides_an_aggregate_is_refused(
+    database: FreshDatabase, kafka_server: Kafka, topic_name: str, tmp_path: Path
+) -> None:
+    create_table(database)
+    for number in range(4):
+        commit(database, f"a-{number}", *range(1, 41))
+    job = [sys.executable, "-m", "tests.spark.shuffled", str(tmp_path), database.url, topic_name]
+    job.append(kafka_server.bootstrap_servers)
+    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for way in ("by_aggregate", "coalesce"):
+        found = versions(kafka_server, f"{topic_name}-{way}")
+        assert len(found) == 160
+        for number in range(4):
+            assert [v for a, v in found if a == f"a-{number}"] == [*range(1, 41)]
 
 
 def test_rows_of_another_kind_are_refused_and_those_of_none_are_events(
