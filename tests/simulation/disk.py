@@ -146,7 +146,8 @@ class Rdict:
             return
         if self._database.locked:
             self._world.counts["locked indexes"] += 1
-            raise OSError(f"IO error: lock hold by another process: {directory}/LOCK")
+            unavailable = "Resource temporarily unavailable"
+            raise OSError(f"IO error: While lock file: {directory}/LOCK: {unavailable}")
         self._database.locked = True
 
     def close(self) -> None:
