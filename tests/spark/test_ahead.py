@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from eventpub.admission.model import Shard, values
 from eventpub.channel import Report
-from eventpub.config import App, Config, Read, Run, Sink, Spark, Store
+from eventpub.config import App, Config, Read, Recount, Run, Sink, Spark, Store
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import EventStore
 from eventpub.spark.ahead import page
@@ -41,6 +41,7 @@ class Backlog:
             sink=Sink(topic="t"),
             run=Run.model_validate({"shards": SHARDS}),
             read=Read.model_validate({"delay": "50ms", "page_rows": ROWS}),
+            recount=Recount.model_validate({"horizon": 0}),  # its batches never end here
             spark=Spark.model_validate({"master": master}),
         )
         layout = EventStore.discover(self.config.store)
