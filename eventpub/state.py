@@ -43,9 +43,9 @@ _LOCK_TIMEOUT = 1.0
 LOCK = "eventpub.lock"
 
 WITHOUT_FILES = (
-    "start the publisher: it runs without the damaged file. Without progress.json it takes the"
-    " position from the indexes (if there are none, reads the whole table), and re-counts the"
-    " events of the day before it; without pause.json it publishes"
+    "start it (eventpub run): without progress.json it takes the position from the indexes (if"
+    " there are none, reads the whole table), and re-counts the events of the day before it;"
+    " without pause.json it publishes"
 )
 
 _LEFT_OVER = 60.0
