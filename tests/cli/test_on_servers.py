@@ -134,7 +134,7 @@ def test_doctor_names_what_is_missing_and_the_statement(installation: Installati
     status, answer, took = installation.command("run")
     assert (status, answer["error"]["code"]) == (3, "store.index_missing")
     assert "ALTER TABLE" in answer["error"]["suggestion"]
-    assert took < 30
+    assert took < 90
 
 
 WRONG = [
@@ -153,9 +153,9 @@ def test_run_and_doctor_soon_say_what_is_wrong(
     status, answer, took = installation.command("run", **change)
     assert status == 3
     assert answer["error"]["code"] == code
-    assert took < 30
+    assert took < 90
     status, answer, took = installation.command("doctor", **change)
     wrong = {c["code"] for c in answer["result"]["checks"] if c["status"] == "wrong"}
     assert code in wrong
     assert status == (3 if code in {"store.auth_failed", "sink.unreachable"} else 1)
-    assert took < 30
+    assert took < 90

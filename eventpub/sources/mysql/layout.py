@@ -11,7 +11,7 @@ import json
 import re
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 import numpy as np
@@ -81,7 +81,7 @@ class Layout:
     times_last: bool = True
     id_index: str | None = None
     skips_nulls: bool = False
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def by_time(self) -> str:
