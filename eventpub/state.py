@@ -242,7 +242,7 @@ class StateDir:
         self.write(self.pause_file, {"is_paused": is_paused, "by": by}, lasting=True)
 
     def pause(self) -> tuple[bool, str]:
-        """Whether users have paused publishing; who asked for that, and when ("": nobody)."""
+        """Whether users have paused publishing; who asked for that last, and when ("": never)."""
         found = self.read(self.pause_file) or {}
         return bool(found.get("is_paused")), str(found.get("by", ""))
 

@@ -29,7 +29,7 @@ from eventpub.spark.session import (
     Watched,
     error_of,
     is_in_batch,
-    limit,
+    limit_log,
     require_java,
 )
 
@@ -241,7 +241,7 @@ class Query:
             if now - shown_at > _SHOWN_EVERY or self.monitor.is_paused != was_paused:
                 shown_at = now
                 self.monitor.runner.show()
-                limit(self._spark.state.spark_log)
+                limit_log(self._spark.state.spark_log)
                 on_progress(shown(self.monitor, now))
             time.sleep(_LOOKS_EVERY)
         progress.stopped_by = stopped_by()

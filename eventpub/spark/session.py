@@ -262,7 +262,7 @@ def _launched(properties: Mapping[str, str], state: StateDir, *, is_local: bool)
         added["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
         os.environ.update(added)
         try:
-            limit(state.spark_log)
+            limit_log(state.spark_log)
             with state.spark_log.open("ab") as out:
                 launch: Any = launch_gateway
                 return launch(None, {"stdout": out, "stderr": out})
@@ -272,7 +272,7 @@ def _launched(properties: Mapping[str, str], state: StateDir, *, is_local: bool)
             os.environ.update(kept)
 
 
-def limit(log: Path) -> None:
+def limit_log(log: Path) -> None:
     """Move the last part of a large log to `<log>.1`, and empty it; others go on appending."""
     with suppress(OSError):  # there is none yet, or the disk is full
         if log.stat().st_size > _LARGEST_LOG:

@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -41,6 +42,16 @@ def session(job: dict[str, Any]) -> SparkSession:
     spark.sparkContext.setLogLevel("ERROR")
     eventpub.spark.register(spark)
     return spark
+
+
+def why_failed(rows: DataFrame, sink: dict[str, str]) -> str:
+    """Publish all rows; why it has failed, "" if it has not."""
+    query = rows.writeStream.format("eventpub").options(**sink).trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        return str(error)
+    return ""
 
 
 def into_sql(url: str) -> Any:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from tests.sink.helpers import read_topic
-from tests.spark.job import session
+from tests.spark.job import session, why_failed
 
 ROWS = 12
 
@@ -82,12 +81,7 @@ def run(spark: SparkSession, sink: dict[str, str], tasks: int, way: str) -> str:
     place = f"{sink['kafka.bootstrap.servers']}/{sink['topic']}"
     options = {"tasks": str(tasks), "way": way, "topic": place}
     rows = spark.readStream.format("divided").options(**options).load()
-    query = rows.writeStream.format("eventpub").options(**sink).trigger(availableNow=True).start()
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        return str(error)
-    return ""
+    return why_failed(rows, sink)
 
 
 def main(folder: Path, topic: str, servers: str) -> None:

@@ -8,22 +8,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
-from tests.spark.job import session
+from tests.spark.job import session, why_failed
 
 
 def run(rows: DataFrame, folder: Path, topic: str, servers: str) -> str:
     """Publish all; why it has failed."""
     sink = {"id": topic, "topic": topic, "kafka.bootstrap.servers": servers}
     sink |= {"checkpointLocation": str(folder / "checkpoint"), "partitions": "4"}
-    query = rows.writeStream.format("eventpub").options(**sink).trigger(availableNow=True).start()
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        return str(error)
-    return ""
+    return why_failed(rows, sink)
 
 
 def main(folder: Path, url: str, topic: str, servers: str) -> None:

@@ -277,17 +277,17 @@ def test_an_index_is_not_uploaded_again_while_it_still_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each copy and thread would make all of them slower, until the disk is full."""
-    snapshots, goes_on = Snapshots(Place(str(tmp_path / "place")), "q", 0), threading.Event()
+    snapshots, released = Snapshots(Place(str(tmp_path / "place")), "q", 0), threading.Event()
     with Index(tmp_path / "0", {}, redo=lambda _: ()) as index, monkeypatch.context() as patched:
         index.begin(None)
         index.end_batch(1, "")
         index.flush()
-        patched.setattr(journal_of_spark, "failpoint", lambda _: goes_on.wait(60))
+        patched.setattr(journal_of_spark, "failpoint", lambda _: released.wait(60))
         slow = snapshots.begin(index, 1)
         assert slow is not None
         assert snapshots.begin(index, 2) is None
         assert len([*tmp_path.glob("0.copy-*")]) == 1
-        goes_on.set()
+        released.set()
         slow.join()
         again = snapshots.begin(index, 3)
         assert again is not None

@@ -78,12 +78,12 @@ def test_a_large_log_is_emptied_while_others_append_to_it(
     """It grew without end."""
     monkeypatch.setattr(session, "_LARGEST_LOG", 10)
     log, former = tmp_path / "spark.log", tmp_path / "spark.log.1"
-    session.limit(log)
+    session.limit_log(log)
     with log.open("ab", buffering=0) as out:
         out.write(b"0123456789")
-        session.limit(log)
+        session.limit_log(log)
         assert not former.exists()
         out.write(b"abcde")
-        session.limit(log)
+        session.limit_log(log)
         out.write(b"later")
     assert (log.read_bytes(), former.read_bytes()) == (b"later", b"56789abcde")
