@@ -113,7 +113,7 @@ def test_the_wheel_of_the_image_publishes(
         publisher.until_published("a", [1, 2])
         eventually(lambda: publisher.command("status").returncode == 0, 30)
         progress = publisher.state / "progress.json"
-        eventually(lambda: json.loads(progress.read_text())["position"] > 0, 60)
+        eventually(lambda: json.loads(progress.read_text())["position"] > 0)
         publisher.kill()
         done = publisher.command("verify", "--json")
         assert done.returncode == 0, done.stdout + done.stderr

@@ -256,7 +256,7 @@ def prints(
     with out.open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder)
     try:
-        eventually(lambda: len(of(out.read_text().splitlines())) >= lines and remembered(), 60)
+        eventually(lambda: len(of(out.read_text().splitlines())) >= lines and remembered())
     finally:
         process.kill()
         process.wait()

@@ -702,7 +702,7 @@ def test_before_a_real_publisher(
         insert(cursor, HOSTILE, 3)
         cursor.connection.commit()
     publisher.start()
-    address = eventually(lambda: Pages(publisher).address, 60)
+    address = eventually(lambda: Pages(publisher).address)
     publisher.until_published("a-3", [1, 2, 3])
     seen = Seen(page)
     page.goto(address)
@@ -729,7 +729,7 @@ def test_before_a_real_publisher(
     assert publisher.stop() == 143
     expect(page.locator("#state")).to_have_text("no answer")
     publisher.start()
-    page.goto(eventually(lambda: {Pages(publisher).address} - {address}, 60).pop())
+    page.goto(eventually(lambda: {Pages(publisher).address} - {address}).pop())
     expect(page.locator("#skipped-also")).to_have_text("1 still missing; 0 since the start")
     expect(page.locator("#skips tbody tr")).to_contain_text("1 to 2")
     page.get_by_role("button", name=f"Trace {HOSTILE}").click()

@@ -168,7 +168,7 @@ class Case:
         self.write(aggregate_id, 1)
         self.publisher.until_published(aggregate_id, [1])
         self.publisher.topic.close()  # whose client would complain of a broker that is away
-        eventually(lambda: self.get("/readyz")[0] == 200, 60)
+        eventually(lambda: self.get("/readyz")[0] == 200)
 
     # -- what the publisher says -------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Case:
 
     def get(self, path: str, timeout: float = 5.0) -> tuple[int, str]:
         """A page: its status, 0 where nobody answers, and its text."""
-        address = eventually(lambda: self.address, 60)
+        address = eventually(lambda: self.address)
         try:
             with urllib.request.urlopen(address + path, timeout=timeout) as answer:
                 return answer.status, answer.read().decode()

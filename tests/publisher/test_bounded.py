@@ -107,7 +107,7 @@ def test_a8_large_rows_are_published_in_bounded_memory(
         fill(database, 100, 1_000_000, 100, first=13)
         fill(database, 2000, 1024, 100, first=14)
         until_written(publisher, 8100)  # what was aborted is among it
-        eventually(lambda: len(publisher.topic.follow()) >= 8100, 120, every=2.0)
+        eventually(lambda: len(publisher.topic.follow()) >= 8100, every=2.0)
     publisher.kill()
     print(memory)
     assert memory.most < 1400 * MIB, str(memory)
@@ -166,7 +166,7 @@ def test_a9_very_many_gaps_at_once_let_the_others_flow(
     publisher = new_publisher(database, gaps={"backoff_base": "250ms", "max_backoff": 7})
     publisher.start()
     with watched(publisher) as memory, transaction(database) as cursor:
-        publisher.until_said("very many aggregates begin above the first version", 120)
+        publisher.until_said("very many aggregates begin above the first version")
         lags = []
         for number in range(60):
             insert(cursor, "flows", number + 1)
@@ -177,9 +177,9 @@ def test_a9_very_many_gaps_at_once_let_the_others_flow(
         print(f"lag {sorted(lags)[30]:.2f}, highest {max(lags):.2f} s; {memory}")
         assert sorted(lags)[-3] < 6, lags
         # every gap is given up in the end, and recorded once
-        eventually(lambda: len(publisher.gaps.follow()) >= MANY, 200, every=2.0)
+        eventually(lambda: len(publisher.gaps.follow()) >= MANY, every=2.0)
         until_written(publisher, 2 * MANY + 60)
-        eventually(lambda: len(publisher.topic.follow()) >= 2 * MANY + 60, 60, every=2.0)
+        eventually(lambda: len(publisher.topic.follow()) >= 2 * MANY + 60, every=2.0)
     publisher.kill()
     differences = compare(database, publisher.topic)
     assert not differences, differences

@@ -60,7 +60,7 @@ def write(database: FreshDatabase, aggregate_id: str, version: int = 1) -> float
 
 
 def seconds_until_published(publisher: Publisher, aggregate_id: str, since: float) -> float:
-    publisher.until_published(aggregate_id, [1], 90)
+    publisher.until_published(aggregate_id, [1])
     return time.monotonic() - since
 
 
@@ -72,7 +72,7 @@ def test_a_network_that_forgets_idle_connections_without_a_word(
         publisher = new_publisher(database, store=through(proxy, database))
         publisher.start()
         write(database, "first")
-        publisher.until_published("first", [1], 60)
+        publisher.until_published("first", [1])
         proxy.forgets_after = 6.0
         time.sleep(9.0)
         waited = seconds_until_published(publisher, "second", write(database, "second"))
@@ -87,7 +87,7 @@ def test_a_firewall_that_forgets_all_connections_at_once(
         publisher = new_publisher(database, store=through(proxy, database))
         publisher.start()
         write(database, "first")
-        publisher.until_published("first", [1], 60)
+        publisher.until_published("first", [1])
         proxy.swallow()
         waited = seconds_until_published(publisher, "second", write(database, "second"))
         assert waited < 45.0, publisher.words()
@@ -104,7 +104,7 @@ def test_a_server_that_closes_idle_connections(
     try:
         publisher.start()
         write(database, "first")
-        publisher.until_published("first", [1], 60)
+        publisher.until_published("first", [1])
     finally:
         database.execute(f"SET GLOBAL wait_timeout = {int(usual)}")
     time.sleep(8.0)
@@ -133,7 +133,7 @@ def test_no_connection_is_left(database: FreshDatabase, new_publisher: NewPublis
 
     publisher.start()
     write(database, "first")
-    publisher.until_published("first", [1], 60)
+    publisher.until_published("first", [1])
     database.execute(limit + "1")
     kill(database)
     committed = write(database, "second")
@@ -187,7 +187,7 @@ def test_select_on_the_mapped_columns_is_enough(
     assert done.returncode == 0, done.stdout
     publisher.start()
     write(database, "first")
-    publisher.until_published("first", [1], 60)
+    publisher.until_published("first", [1])
 
 
 def test_a_column_that_may_not_be_read_is_named(

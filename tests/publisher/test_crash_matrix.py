@@ -198,7 +198,7 @@ class World:
             assert process.poll() is None, self.publisher.words()
             return self.broker.proxy.has_struck if step in BY_THE_PROXY else marker.exists()
 
-        eventually(reached, 60, every=0.02)
+        eventually(reached, every=0.02)
         self.prove(step)
         if step not in BY_THE_PROXY:
             return psutil.Process(int(marker.read_text()))

@@ -98,8 +98,8 @@ def the_main_scenario(database: FreshDatabase, publisher: Publisher) -> None:
         first.connection.commit()
         single.connection.commit()
     publisher.until_published("reversed", [1, 2])
-    publisher.until_published("single", [1], 60)
-    publisher.until_published("gap", [1, 3], 60)
+    publisher.until_published("single", [1])
+    publisher.until_published("gap", [1, 3])
     commit(database, "gap", 2)
     publisher.until_published("gap", [1, 3, 2])
     gaps = [json.loads(r.value) for r in publisher.gaps.read() if r.key == "gap" and r.value]

@@ -75,7 +75,7 @@ def test_a_refused_row_is_listed_and_published_after_all_once(
     commit(database, "a", 3)
     commit(database, "gone", 1, payload=LARGE)
     commit(database, "b", 0, 1)
-    publisher.until_published("a", [1, 3], 60)
+    publisher.until_published("a", [1, 3])
     publisher.until_published("b", [1])
     eventually(lambda: dead(publisher, 1, "list")["count"] == 3)
     database.execute("DELETE FROM events WHERE aggregate_id = 'gone'")
@@ -208,13 +208,13 @@ def test_a_retry_whose_publisher_died_is_done_once(
 
     asked = threading.Thread(target=ask_until_it_stands, daemon=True)
     asked.start()
-    eventually(marker.exists, 120)
+    eventually(marker.exists)
     publisher.kill()
     asked.join(60)
     publisher.start()
     if publisher.settings["run"]["engine"] == "spark":
         outcome = "published before"  # its batch was decided, and is repeated first
-    assert [*eventually(lambda: ask(publisher, "again", ends), 120).values()] == [outcome]
+    assert [*eventually(lambda: ask(publisher, "again", ends)).values()] == [outcome]
     publisher.until_published("a", [1, 3, 2])
     commit(database, "a", 4)
     publisher.until_published("a", [1, 3, 2, 4])

@@ -69,7 +69,7 @@ def test_status_requests_and_pause_are_answered(
         result: dict[str, Any] = json.loads(found.stdout)["result"]["status"]
         return result
 
-    eventually(lambda: status()["holds_open"] == 1, 60)
+    eventually(lambda: status()["holds_open"] == 1)
     found = status()
     assert found["engine"] == "spark"
     assert str(found["spark_ui"]).startswith("http")
@@ -77,7 +77,7 @@ def test_status_requests_and_pause_are_answered(
     assert "a" in listed.stdout, listed.stdout + listed.stderr
     skipped = publisher.command("gaps", "skip", "a", "--yes", "--json")
     assert json.loads(skipped.stdout)["ok"], skipped.stdout
-    publisher.until_published("a", [1, 3], timeout=60)
+    publisher.until_published("a", [1, 3])
     assert publisher.command("pause").returncode == 0
     refused = json.loads(publisher.command("gaps", "retry", "a", "--json").stdout)
     assert refused["error"]["code"] == "run.paused", refused
@@ -86,7 +86,7 @@ def test_status_requests_and_pause_are_answered(
     time.sleep(3)
     assert not [r for r in publisher.topic.read() if r.key == "b"]
     assert publisher.command("resume").returncode == 0
-    publisher.until_published("b", [1], timeout=90)
+    publisher.until_published("b", [1])
     assert "the query failed" not in publisher.log.read_text(), "it begins in the same session"
     began = time.monotonic()
     assert publisher.stop() == 143
@@ -126,7 +126,7 @@ def test_a_spark_that_dies_is_started_again_and_a_frozen_one_keeps_nobody_from_s
     commit(database, "a", 3)
     publisher.start()
     publisher.until_published("a", [1, 2, 3], timeout=180)
-    eventually(lambda: publisher.command("verify").returncode == 0, 60)
+    eventually(lambda: publisher.command("verify").returncode == 0)
 
 
 @pytest.mark.parametrize("first", ["threads", "spark"])
@@ -162,7 +162,7 @@ def test_who_takes_over_with_another_state_owns_the_topic(
 
         eventually(has_stopped, 180, every=0.5)
         assert "sink.other_query" in create.log.read_text()
-        other.until_published("a", [*range(1, version + 1)], timeout=120)
+        other.until_published("a", [*range(1, version + 1)])
         assert other.command("verify").returncode in {0, 1}
         other.stop()
         create.start()  # takes it back, from what the other one has published

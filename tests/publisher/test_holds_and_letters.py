@@ -56,7 +56,7 @@ def test_a6_a7_holds_and_skips_are_listed_and_acted_on(
     commit(database, "b", 1, 3)
     publisher.until_published("b", [1])
     publisher.until_published("a", [1])
-    eventually(lambda: len(gaps(publisher, 1)["open"]) == 2, 60)
+    eventually(lambda: len(gaps(publisher, 1)["open"]) == 2)
     found = gaps(publisher, 1)
     assert (found["running"], found["kind"]) == (True, "running")
     hold = next(h for h in found["open"] if h["aggregate_id"] == "a")
@@ -167,7 +167,7 @@ def late_events(publisher: Publisher, database: FreshDatabase) -> None:
     publisher.until_published("a", [1, 3])
     commit(database, "a", 2)
     commit(database, "a", 4)
-    eventually(lambda: publisher.topic.versions("a")[-1] == 4, 60)
+    eventually(lambda: publisher.topic.versions("a")[-1] == 4)
 
 
 @pytest.mark.engines("threads", "spark")

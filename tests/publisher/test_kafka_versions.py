@@ -63,10 +63,10 @@ def test_f14_publishes_survives_a_kill_at_a_commit_folds_and_keeps_what_is_refus
                 insert(cursor, f"order-{number % 20}", number // 20 + 1)
             insert(cursor, "large", 1, os.urandom(3_000_000))
             insert(cursor, "large", 2)
-        eventually(marker.exists, 60)
+        eventually(marker.exists)
         publisher.kill()
         publisher.start()
-        publisher.until_published("large", [2], 120)
+        publisher.until_published("large", [2])
         publisher.kill()
         differences = compare(database, publisher.topic)
         assert differences.missing == [("large", 1)]

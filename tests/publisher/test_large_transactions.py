@@ -28,7 +28,7 @@ def test_f5_large_transactions_xa_locks_ddl_and_a_dump(
     with transaction(database) as cursor:
         insert(cursor, "first", 1)
         cursor.connection.commit()
-    publisher.until_published("first", [1], 60)
+    publisher.until_published("first", [1])
 
     load = Load(
         database.url,
@@ -57,7 +57,7 @@ def test_f5_large_transactions_xa_locks_ddl_and_a_dump(
     assert report.held_open >= 1 or report.transactions < 30
     events = database.execute("SELECT COUNT(*) FROM events")[0][0]
     with suppress(AssertionError):  # the comparison says more
-        eventually(lambda: sum(1 for _ in publisher.topic.stream()) >= events, 60, every=2.0)
+        eventually(lambda: sum(1 for _ in publisher.topic.stream()) >= events, every=2.0)
     differences = compare(database, publisher.topic)
     assert not differences, differences
     assert not publisher.gaps.read()

@@ -131,7 +131,7 @@ def test_a4_an_event_whose_writer_stamped_a_time_in_the_past(
         assert row is not None
         insert(cursor, "a4-past", 1, create_time=str(row[0]))
         cursor.connection.commit()
-    publisher.until_published("a4-past", [1], timeout=60)
+    publisher.until_published("a4-past", [1])
 
 
 def test_a5_the_first_version_commits_after_the_second_is_visible(
@@ -183,7 +183,7 @@ def test_a6_the_first_version_of_many_aggregates_never_comes(
             insert(cursor, aggregate_id, 3)
             insert(cursor, aggregate_id, 5)
         cursor.connection.commit()
-    eventually(lambda: sum(r.key in ids for r in publisher.topic.follow()) >= 600, 120)
+    eventually(lambda: sum(r.key in ids for r in publisher.topic.follow()) >= 600)
     published = [(r.key, r.version) for r in publisher.topic.read() if r.key in ids]
     assert sorted(published) == sorted((a, v) for a in ids for v in (3, 5))
     skipped = [json.loads(r.value) for r in publisher.gaps.read() if r.key in ids and r.value]
@@ -250,7 +250,7 @@ def test_a11_a_session_that_stays_open_delays_nobody_else(
         insert(idle, "a11", 1)
         for number in range(3):
             commit(database, f"a11-other-{number}", 1, 2)
-            publisher.until_published(f"a11-other-{number}", [1, 2], timeout=60)
+            publisher.until_published(f"a11-other-{number}", [1, 2])
         idle.connection.rollback()
 
 

@@ -60,7 +60,7 @@ def test_6000_events_a_second_with_transactions_left_open(
     create_table(database)
     publisher = new_publisher(database, read={"delay": "1s"}, gaps={"max_backoff": 8})
     publisher.start()
-    eventually((publisher.state / "progress.json").exists, 240)
+    eventually((publisher.state / "progress.json").exists)
     with writers(database, tmp_path / "load.json", seconds=SECONDS) as load:
         assert load.wait(SECONDS * 5) == 0
     assert publisher.stop() == 143
@@ -89,7 +89,7 @@ def test_kill_9_of_the_publisher_and_of_a_worker_ten_times_each_under_load(
             publisher.until_spark_publishes()
             wait_for_progress(publisher)
             time.sleep(dice.uniform(0, 1))
-            dice.choice(eventually(publisher.workers, 120)).kill()
+            dice.choice(eventually(publisher.workers)).kill()
         wait_for_progress(publisher)
         load.terminate()
         assert load.wait(120) == 0
@@ -107,7 +107,7 @@ def wait_for_progress(publisher: Publisher) -> None:
         assert publisher.process.poll() is None, publisher.words()
         return position(publisher) > before
 
-    eventually(moved, 240)
+    eventually(moved)
 
 
 def position(publisher: Publisher) -> int:

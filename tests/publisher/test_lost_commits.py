@@ -147,11 +147,11 @@ def test_a_commit_that_becomes_an_abort_is_published_again(
             abort(server, "orders", records)
         if how != "coordinator":  # else the next start aborts it
             # what is lost is published again at once
-            eventually(lambda: min(ends(server, "orders")) >= marker.end, 120)
+            eventually(lambda: min(ends(server, "orders")) >= marker.end)
         if how != "running":
             publisher.start()
         commit(database, 7)
-        publisher.until_published("a", [1, 2, 3, 4, 5, 6, 7], 120)
+        publisher.until_published("a", [1, 2, 3, 4, 5, 6, 7])
         publisher.stop()
         assert not compare(database, publisher.topic)
         assert publisher.command("verify").returncode == 0

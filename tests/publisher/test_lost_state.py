@@ -154,7 +154,7 @@ def test_what_commits_late_is_not_lost_with_the_index_of_a_topic_that_was_cut(
         other.connection.commit()
     expected = before + Counter([("g", 2), ("g", 3), *((name, 1) for name in late)])
     expected += Counter((f"a-{n}", 5) for n in range(40))
-    eventually(lambda: expected - published(publisher) == Counter(), 90)
+    eventually(lambda: expected - published(publisher) == Counter())
     assert published(publisher) == expected
     publisher.until_said("count as published")
     publisher.stop()

@@ -76,7 +76,7 @@ def test_writers_in_utc_on_a_server_elsewhere_stop_the_publisher_and_the_remedy_
         publisher.start()
         insert_at(database, "last", "UTC_TIMESTAMP(6)")
         publisher.until_published("last", [1])
-        eventually(lambda: not compare(database, publisher.topic), 60)
+        eventually(lambda: not compare(database, publisher.topic))
         # those that were read by the other zone are on the topic with the times that it gave them
         assert " 0 missing, 0 repeated, 0 out of order" in publisher.command("verify").stdout
     finally:
@@ -109,7 +109,7 @@ def test_a_row_of_the_future_that_was_published_by_hand_is_found_and_not_repeate
     publisher = new_publisher(database)
     insert_at(database, "f", "NOW(6) + INTERVAL 1 HOUR")
     publisher.start()
-    eventually(lambda: publisher.command("publish", "f", "1").returncode == 0, 60)
+    eventually(lambda: publisher.command("publish", "f", "1").returncode == 0)
     publisher.until_published("f", [1])
     assert "f/1: published" in publisher.command("trace", "f", "1").stdout
     again = publisher.command("publish", "f", "1").stdout
@@ -170,7 +170,7 @@ def test_rows_that_are_never_read_are_named_by_status_doctor_and_verify(
     publisher.start()
     commit(database, "now", 1)
     publisher.until_published("now", [1])
-    eventually(lambda: times_of(publisher).startswith("5 rows with a create_time before"), 90)
+    eventually(lambda: times_of(publisher).startswith("5 rows with a create_time before"))
     publisher.answer(0, "publish", "old-0", "1")
     publisher.answer(0, "publish", "old-2", "1")
     assert "store.row_invalid" in publisher.command("publish", "none", "1").stderr

@@ -38,7 +38,7 @@ def command(publisher: Publisher, *words: str) -> tuple[int, dict[str, Any]]:
 
 def status_of(publisher: Publisher) -> dict[str, Any]:
     """As the running publisher answers, once it does."""
-    return eventually(lambda: ask_running(StateDir(publisher.state), "status") or {}, 60)
+    return eventually(lambda: ask_running(StateDir(publisher.state), "status") or {})
 
 
 class Pages:
@@ -101,7 +101,7 @@ class TestStatus:
         commit_some(database, range(1, 3))
         publisher.start()
         publisher.until_published("a-3", [1, 2])
-        eventually(lambda: command(publisher, "status")[0] == 0, 60)
+        eventually(lambda: command(publisher, "status")[0] == 0)
         eventually(lambda: status_of(publisher)["lag"]["seconds"] == 0, 30)
         _, answer = command(publisher, "status")
         found = answer["result"]["status"]
@@ -133,7 +133,7 @@ class TestStatus:
         self, publisher: Publisher, database: FreshDatabase
     ) -> None:
         publisher.start()
-        eventually(lambda: ask_running(StateDir(publisher.state), "status"), 60)
+        eventually(lambda: ask_running(StateDir(publisher.state), "status"))
         database.execute("ALTER TABLE events DROP COLUMN event_type")
         # who reads a row meets it; the first window may have been read before
         database.execute("INSERT INTO events (aggregate_id, version, payload) VALUES ('a', 1, '')")
@@ -177,7 +177,7 @@ class TestPages:
         pages = Pages(publisher)
         publisher.until_published("a-3", [1, 2, 3])
         assert pages.get("/healthz") == (200, "ok\n")
-        eventually(lambda: is_ready(pages), 60)
+        eventually(lambda: is_ready(pages))
         events = len(database.execute("SELECT 1 FROM events"))
         eventually(lambda: pages.metrics()["eventpub_events_published_total"] == events, 30)
         eventually(lambda: pages.metrics()["eventpub_lag_seconds"] == 0, 30)
@@ -232,7 +232,7 @@ class TestPages:
             cursor.connection.commit()
         publisher.start()
         pages = Pages(publisher)
-        eventually(lambda: status_of(publisher)["holds_open"] == 1, 60)
+        eventually(lambda: status_of(publisher)["holds_open"] == 1)
         [hold] = json.loads(pages.get("/gaps")[1])["open"]
         assert (hold["aggregate_id"], hold["first_missing"]) == ("held", 1)
         eventually(lambda: status_of(publisher)["lag"]["seconds"] > 1, 30)
@@ -254,7 +254,7 @@ class TestPages:
         self, publisher: Publisher, new_publisher: NewPublisher, database: FreshDatabase
     ) -> None:
         publisher.start()
-        address = eventually(lambda: Pages(publisher).address, 60).removeprefix("http://")
+        address = eventually(lambda: Pages(publisher).address).removeprefix("http://")
         other = new_publisher(database, ops={"http": address})
         other.settings["app"]["id"] = "another"
         (other.state / "requests").mkdir(parents=True)
@@ -290,7 +290,7 @@ class TestPause:
         assert command(publisher, "gaps", "list")[0] == 0
         publisher.kill()
         publisher.start()
-        eventually(lambda: ask_running(StateDir(publisher.state), "status"), 60)
+        eventually(lambda: ask_running(StateDir(publisher.state), "status"))
         time.sleep(3)
         assert len(publisher.topic.read()) == len(ends)
         assert status_of(publisher)["lag"]["seconds"] > 1
@@ -305,7 +305,7 @@ class TestPause:
         assert "when it was asked to stop; the next one starts paused" in answer["summary"]
         commit_some(database, range(5, 6))
         publisher.start()
-        eventually(lambda: ask_running(StateDir(publisher.state), "status"), 60)
+        eventually(lambda: ask_running(StateDir(publisher.state), "status"))
         assert status_of(publisher)["is_paused"]
         command(publisher, "resume")
         publisher.until_published("a-3", [1, 2, 3, 4, 5])

@@ -106,12 +106,12 @@ class World:
         )[0][0]
         insert_one(self.database, f"marker-{upto}")
         self.publisher.until_published(f"marker-{upto}", [1])
-        eventually(lambda: self.position() >= upto, 60)
+        eventually(lambda: self.position() >= upto)
         differences = compare(self.database, self.publisher.topic)
         assert not differences, differences
         assert self.is_running()
-        eventually(lambda: self.status()["lag"]["seconds"] == 0, 60)
-        eventually(lambda: not self.wrong(), 60)
+        eventually(lambda: self.status()["lag"]["seconds"] == 0)
+        eventually(lambda: not self.wrong())
 
     def status(self) -> dict[str, Any]:
         """How the publisher says that it stands."""
@@ -163,7 +163,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         publisher.start()
         insert_one(database, "warm-up")
         publisher.until_published("warm-up", [1])
-        eventually((publisher.state / "progress.json").exists, 60)
+        eventually((publisher.state / "progress.json").exists)
         yield world
         assert publisher.stop() == 143
 
@@ -180,7 +180,7 @@ def test_c5_kafka_is_away_and_comes_back(world: World, how: str) -> None:
         assert world.position() == before
         assert world.is_running()
         assert world.lag_grows() > AWAY / 2
-        eventually(lambda: "broker" in world.wrong(), 60)
+        eventually(lambda: "broker" in world.wrong())
         resume(broker) if how == "hangs" else broker.start()
     world.catches_up()
 
@@ -198,11 +198,11 @@ def test_a5_a_broker_that_is_away_while_only_a_hold_waits(world: World) -> None:
     assert (listed.returncode, found["error"]["code"]) == (3, "sink.unreachable")
     assert [hold["aggregate_id"] for hold in found["result"]["open"]] == ["above-a-gap"]
     began = time.monotonic()
-    world.publisher.until_published("above-a-gap", [2], timeout=120)
+    world.publisher.until_published("above-a-gap", [2])
     for number in range(8):  # of both shards
         insert_one(world.database, f"after-the-gap-{number}")
     for number in range(8):
-        world.publisher.until_published(f"after-the-gap-{number}", [1], timeout=60)
+        world.publisher.until_published(f"after-the-gap-{number}", [1])
     print(f"{time.monotonic() - began:.1f} s")
     assert world.is_running()
 
@@ -241,7 +241,7 @@ def test_c6_mysql_is_away_and_comes_back(world: World, how: str) -> None:
         time.sleep(AWAY)  # for longer than what was measured last is shown
         assert world.is_running()
         assert world.lag_grows() > AWAY / 4
-        eventually(lambda: {"database", "boundary"} <= world.wrong(), 60)
+        eventually(lambda: {"database", "boundary"} <= world.wrong())
         resume(server) if how == "hangs" else server.start()
     world.catches_up()
 

@@ -83,6 +83,6 @@ def _parts(kind: str) -> list[int]:
 def wait(publisher: Publisher, version: int, case: str) -> None:
     for number in range(AGGREGATES):
         try:
-            publisher.until_published(f"a-{number}", [*range(1, version + 1)], 200)
+            publisher.until_published(f"a-{number}", [*range(1, version + 1)])
         except AssertionError as error:
             raise AssertionError(f"{case}: {error}") from error

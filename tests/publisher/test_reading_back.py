@@ -61,7 +61,7 @@ def test_a25_a_stop_does_not_wait_until_the_topic_is_read_back(
         insert(cursor, "new", 1)
         cursor.connection.commit()
     publisher.start()
-    publisher.until_said("reading the topic back into the index", 120)
+    publisher.until_said("reading the topic back into the index")
     for _ in range(5):
         status = ask_running(StateDir(publisher.state), "status")
         assert status is not None

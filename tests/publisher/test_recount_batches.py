@@ -45,7 +45,7 @@ def test_very_many_late_rows_of_a_second_are_divided(
         )
         cursor.connection.commit()
     publisher.until_published(f"b-{ROWS}", [1])
-    eventually(lambda: not compare(database, publisher.topic), 120)
+    eventually(lambda: not compare(database, publisher.topic))
     state = StateDir(publisher.state)
     query: Any = state.read(state.query_file)
     journals = Journals(Place(query["location"]), query["query"])

@@ -321,7 +321,7 @@ def test_d9_a_running_publisher_notices_that_second_rows_are_taken(
     database.execute("ALTER TABLE events DROP INDEX one")
     insert(database, ("a", 1, INVOICED, 50), ("b", 1, PLACED, 0))
     publisher.until_published("b", [1])
-    publisher.until_said("the event table was altered", 90)
+    publisher.until_said("the event table was altered")
     if publisher.settings["run"]["engine"] == "spark":
         assert publisher.finish(60) == 3
         assert "state.second_rows" in publisher.words()

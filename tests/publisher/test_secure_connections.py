@@ -121,7 +121,7 @@ def test_a_certificate_of_the_right_authority_for_the_right_host(
     name = f"tls-{tls_publisher.topic.name}"
     with secured.database.connect() as connection, connection.cursor() as cursor:
         insert(cursor, name, 1)
-    tls_publisher.until_published(name, [1], 60)
+    tls_publisher.until_published(name, [1])
 
 
 def test_a_client_certificate(secured: Secured, tls_publisher: Publisher, tmp_path: Path) -> None:

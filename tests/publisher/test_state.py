@@ -110,7 +110,7 @@ def test_c7_the_topic_is_emptied_by_retention(
 def run_until(publisher: Publisher, records: int) -> None:
     """Publish until so many are on the topic."""
     publisher.start()
-    eventually(lambda: len(keys_and_versions(publisher)) >= records, 120, every=0.5)
+    eventually(lambda: len(keys_and_versions(publisher)) >= records, every=0.5)
     publisher.stop()
 
 
@@ -219,9 +219,9 @@ def test_c9_shards_4_8_2_with_one_shard_far_behind_and_a_hold_open(
         marker = tmp_path / "behind.pid"
         hit = 1 if publisher.index.name == "index" else 2  # Spark's first one says who publishes
         publisher.start(environment={"EVENTPUB_FAILPOINT": f"before_begin:{hit}:{marker}"})
-        eventually(marker.exists, 240)
+        eventually(marker.exists)
         assert psutil.Process(int(marker.read_text())) in publisher.family()
-        eventually(lambda: len({r.partition % 4 for r in publisher.topic.follow()}) == 3, 60)
+        eventually(lambda: len({r.partition % 4 for r in publisher.topic.follow()}) == 3)
         publisher.kill()
         assert len(compare(database, publisher.topic).missing) >= 25
 
@@ -292,7 +292,7 @@ def test_c11_the_disk_is_full_under_index_and_checkpoint(
     if stopped is not None:
         publisher.start()
     publisher.until_published("a-1", list(range(1, 30)))
-    eventually(lambda: not compare(database, publisher.topic), 60)  # the other shard, too
+    eventually(lambda: not compare(database, publisher.topic))  # the other shard, too
     assert publisher.stop() == 143
     differences = compare(database, publisher.topic)
     assert not differences, differences

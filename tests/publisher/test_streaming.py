@@ -92,13 +92,13 @@ def test_what_comes_late_or_is_requested_is_done_while_events_stream(
 
         # behind the window, and nothing will ever show that it is missing
         late.connection.commit()
-        publisher.until_published("late", [1], 60)
+        publisher.until_published("late", [1])
 
         # a hold whose next attempt is a minute away
         asked = time.monotonic()
         skipped = publisher.command("gaps", "skip", "gap", "--yes")
         assert skipped.returncode == 0, skipped.stderr
-        publisher.until_published("gap", [2], 60)
+        publisher.until_published("gap", [2])
         assert time.monotonic() - asked < 60
         assert publisher.stop() == 143
     assert_whole(database, publisher)
@@ -112,7 +112,7 @@ def test_what_is_skipped_while_events_stream_is_said_soon(
         with transaction(database) as cursor:
             insert(cursor, "gap", 2)
             cursor.connection.commit()
-        publisher.until_published("gap", [2], 60)
+        publisher.until_published("gap", [2])
         publisher.until_said("gap skipped", 5)
         assert publisher.stop() == 143
 
@@ -131,7 +131,7 @@ def test_what_a_killed_worker_has_published_counts(
         publisher.until_published("steady-300", [1])
     publisher.until_published("steady-299", [1])
     events = database.execute("SELECT COUNT(*) FROM events")[0][0]
-    eventually(lambda: len(publisher.topic.follow()) == events, 60)
+    eventually(lambda: len(publisher.topic.follow()) == events)
     assert publisher.stop() == 143
     said = re.search(r"^published ([\d,]+) events", publisher.log.read_text(), re.MULTILINE)
     assert said, publisher.words()
@@ -144,7 +144,7 @@ def publish_one(database: FreshDatabase, publisher: Publisher, aggregate_id: str
     with transaction(database) as cursor:
         insert(cursor, aggregate_id, 1)
         cursor.connection.commit()
-    publisher.until_published(aggregate_id, [1], 60)
+    publisher.until_published(aggregate_id, [1])
 
 
 def test_idle_runners_wait_for_the_first_row_and_for_holds_that_are_due(
@@ -161,11 +161,11 @@ def test_idle_runners_wait_for_the_first_row_and_for_holds_that_are_due(
         time.sleep(0.5)
         assert publisher.topic.versions("filled") == []
         late.connection.commit()
-    publisher.until_published("filled", [1, 2], 60)
+    publisher.until_published("filled", [1, 2])
     with transaction(database) as cursor:
         insert(cursor, "gap", 2)
         cursor.connection.commit()
-    publisher.until_published("gap", [2], 60)
+    publisher.until_published("gap", [2])
     assert publisher.stop() == 143
 
 

@@ -74,7 +74,7 @@ def published(publisher: Publisher, count: int) -> None:
     """Publish until so many records are visible, each once; then it is killed."""
     publisher.start()
     try:
-        eventually(lambda: is_there(publisher, count), 90, every=0.3)
+        eventually(lambda: is_there(publisher, count), every=0.3)
     except AssertionError as error:
         raise AssertionError(f"{error}: {len(publisher.topic.read())} of {count}") from error
     finally:
@@ -331,7 +331,7 @@ def test_a22_two_application_ids_on_one_topic(
     publisher = new_publisher(database)
     commit(database, 1)
     publisher.start()
-    eventually(lambda: is_there(publisher, 40), 60)
+    eventually(lambda: is_there(publisher, 40))
     time.sleep(1)
     write_as_another(publisher, 2)
     assert publisher.finish(60) == 3

@@ -67,7 +67,7 @@ def test_each_version_has_one_word(database: FreshDatabase, new_publisher: NewPu
     assert verdicts(trace(publisher, 0, "a", "2")) == {2: "published"}
     assert verdicts(trace(publisher, 0, "old")) == {1: "baseline"}
 
-    found = eventually(lambda: held(publisher), 60)
+    found = eventually(lambda: held(publisher))
     assert verdicts(found) == {1: "published", 2: "missing", 3: "held"}
     assert found["versions"][2]["hold"]["first_missing"] == 2
     assert "waits for version 2 since" in found["versions"][2]["note"]

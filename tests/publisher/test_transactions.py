@@ -119,14 +119,14 @@ def test_a1_the_zone_of_the_servers_system(
         assert publisher.topic.versions("gap") == [1], "it may be filled"
         late.connection.commit()
         gap.connection.commit()
-        publisher.until_published("late", [1], 60)
-        publisher.until_published("gap", [1, 2, 3], 60)
+        publisher.until_published("late", [1])
+        publisher.until_published("gap", [1, 2, 3])
         commit(database, "never", 2)
         time.sleep(2.0)  # what begins now cannot fill that
         insert(late, "late", 2)
         publisher.until_published("never", [2], 30)
         late.connection.commit()
-        publisher.until_published("late", [1, 2], 60)
+        publisher.until_published("late", [1, 2])
     assert not [r for r in publisher.topic.read() if r.late]
     whole(database, publisher)
 
@@ -169,7 +169,7 @@ def test_a7_a_statement_that_waits_before_the_engine_knows_of_it(
     publisher.until_published("other", [1, 2])
     for number, writer in enumerate(writers):
         writer.join()
-        publisher.until_published(f"late-{number}", [1], 60)
+        publisher.until_published(f"late-{number}", [1])
     publisher.until_published("waits", [2], 30)  # its gap is not skipped before they have ended
     whole(database, publisher)
 
@@ -193,7 +193,7 @@ def test_a7_a_statement_that_has_not_come_to_the_engine(
     for version in range(2, 8):
         pass_by(database, publisher, version)
     writer.join()
-    publisher.until_published("slow0", [1], 60)
+    publisher.until_published("slow0", [1])
     whole(database, publisher)
 
 
@@ -222,9 +222,9 @@ def test_a21_what_commits_while_the_publisher_is_down_for_longer_than_the_horizo
     publisher.start()
     commit(database, "other", 3)
     publisher.until_published("other", [1, 2, 3])
-    publisher.until_published("young", [1], 60)
+    publisher.until_published("young", [1])
     if sees:
-        publisher.until_published("late", [1], 60)
+        publisher.until_published("late", [1])
     whole(database, publisher)
 
 
@@ -251,8 +251,8 @@ def test_a14_what_was_passed_by_an_earlier_run_ends_in_a_later_one(
         time.sleep(LONGER_THAN_THE_HORIZON)
         late.connection.commit()
         database.execute("XA COMMIT 'x'")
-    publisher.until_published("late", [1, 2], 60)
-    publisher.until_published("prepared", [1], 60)
+    publisher.until_published("late", [1, 2])
+    publisher.until_published("prepared", [1])
     whole(database, publisher)
 
 
@@ -276,7 +276,7 @@ def test_a14_what_was_prepared_before_the_database_restarted_ends_after_the_firs
     publisher.until_published("other", [1])
     pass_by(database, publisher, 2)
     database.execute("XA COMMIT 'y'")
-    publisher.until_published("prepared", [1], 60)
+    publisher.until_published("prepared", [1])
     whole(database, publisher)
 
 

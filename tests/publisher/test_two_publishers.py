@@ -75,7 +75,7 @@ def test_c4_a_stalled_worker_wakes_up_after_its_shard_was_published_by_another(
     commit(database, range(1, 4))
     marker = tmp_path / "stalled.pid"
     first.start(environment={"EVENTPUB_FAILPOINT": f"before_commit:1:{marker}"})
-    eventually(marker.exists, 240)
+    eventually(marker.exists)
     machine = first.family()
     assert int(marker.read_text()) in {process.pid for process in machine}
     for process in machine:
@@ -111,7 +111,7 @@ def test_c8_of_two_publishers_with_one_application_id_the_older_one_stops(
         first.until_spark_publishes()
         time.sleep(20.0)
         for _ in range(5):
-            for worker in eventually(first.workers, 60):
+            for worker in eventually(first.workers):
                 with suppress(psutil.NoSuchProcess):
                     worker.kill()
             time.sleep(1.5)

@@ -80,7 +80,7 @@ def test_nothing_is_lost_at_a_delay_of_50_ms(
             writer.start()
         for writer in writers:
             writer.join()
-        eventually(lambda: not compare(database, publisher.topic), 60)
+        eventually(lambda: not compare(database, publisher.topic))
         assert publisher.stop() == 143
     differences = compare(database, publisher.topic)
     assert not differences, differences

@@ -57,7 +57,7 @@ def until_dead(publisher: Publisher, keys: set[tuple[str, int]]) -> list[Record]
         assert publisher.process is None or publisher.process.poll() is None, publisher.words()
         return [*letters(publisher)]
 
-    eventually(lambda: len(found()) >= len(keys), 60, every=0.5)
+    eventually(lambda: len(found()) >= len(keys), every=0.5)
     dead = found()
     assert sorted((r.key, r.version) for r in dead) == sorted(keys)
     assert all(r.headers["eventpub_reason"].startswith(b"admission.version_conflict") for r in dead)
@@ -125,7 +125,7 @@ def test_a13_f3_two_versions_written_anew_at_one_time_are_both_dead_letters(
         publisher.lose_index()
         publisher.start()
         write(database, [4])
-        eventually(lambda: len(publisher.topic.follow()) == len(AGGREGATES) * 4, 60)
+        eventually(lambda: len(publisher.topic.follow()) == len(AGGREGATES) * 4)
         for aggregate_id in AGGREGATES:
             insert(cursor, aggregate_id, 3, create_time=at)
     until_dead(publisher, every(2, 3))
@@ -379,8 +379,8 @@ def test_a3_f1_writers_whose_sessions_keep_another_zone_stop_the_publisher(
         publisher.start()
         publisher.until_published("w-0", [1])
         reached = len(written)
-        eventually(lambda: len(publisher.topic.follow()) >= reached, 60)
-    eventually(lambda: len(publisher.topic.follow()) == len(written), 60)
+        eventually(lambda: len(publisher.topic.follow()) >= reached)
+    eventually(lambda: len(publisher.topic.follow()) == len(written))
     assert not compare(database, publisher.topic)
     assert letters(publisher) == []
     publisher.kill()
@@ -403,7 +403,7 @@ def test_a3_rows_of_the_past_and_of_the_future_are_said_and_published(
                 at = ago(2 + number) + timedelta(seconds=second)
                 insert(cursor, f"imported-{number}", second + 1, create_time=at)
         for number in range(5):
-            publisher.until_published(f"imported-{number}", list(range(1, 201)), 60)
+            publisher.until_published(f"imported-{number}", list(range(1, 201)))
         publisher.until_said("store.rows_in_past")
         insert(cursor, "early", 1, create_time=ago(-1))
         publisher.until_said("store.rows_in_future")
@@ -450,7 +450,7 @@ def test_a3_rows_that_are_born_in_the_past_between_two_runs_are_published_by_the
         for version in (1, 2, 3):
             insert(cursor, "late", version, create_time=ago(1))
     publisher.start()
-    publisher.until_published("late", [1, 2, 3], 60)
+    publisher.until_published("late", [1, 2, 3])
     publisher.until_said("store.rows_in_past")
     publisher.kill()
 

@@ -61,9 +61,9 @@ def keep(archive: Path) -> None:
             with Publisher(at / "publisher", database.url, "orders.events", servers) as publisher:
                 publisher.settings["app"]["id"] = APP
                 publisher.start()
-                eventually(lambda: len(publisher.topic.follow()) == 5, 60)
+                eventually(lambda: len(publisher.topic.follow()) == 5)
                 publisher.command("gaps", "skip", "skipped", "--yes")
-                eventually(lambda: len(publisher.topic.follow()) == 6, 60)
+                eventually(lambda: len(publisher.topic.follow()) == 6)
                 publisher.stop()
                 with tarfile.open(archive, "w:gz", compresslevel=9) as tar:
                     tar.add(publisher.state, "state", filter=_without_what_is_of_the_process)

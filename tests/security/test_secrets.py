@@ -194,7 +194,7 @@ def live(
     """Start, a broker that is away, a stop, a changed password; looks in all places."""
     publish(publisher, database, [1])
     try:
-        publisher.until_spark_publishes(timeout=240)
+        publisher.until_spark_publishes()
     except AssertionError as error:
         spark_log = (publisher.state / "spark.log").read_text(errors="replace")
         raise AssertionError(f"{error}\n{publisher.words()}\n{spark_log[-2000:]}") from None

@@ -65,7 +65,7 @@ def test_select_on_the_event_table_is_enough_for_everything(
         eventually(lambda: publisher.topic.versions("held") == [1])
         late.connection.commit()
     # nothing tells the boundary of it: the recount finds it
-    publisher.until_published("late", [1], 60)
+    publisher.until_published("late", [1])
     [hold] = answer(publisher, 1, "gaps", "list")["result"]["open"]
     assert hold["aggregate_id"] == "held"
     assert answer(publisher, 0, "verify")["result"]["held"] == 1  # held/3 waits

@@ -254,7 +254,7 @@ def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path
         network = cluster.network
         assert network is not None
         sink = settings("orders", cluster.bootstrap_servers)
-        eventually(lambda: _made(sink), 60)
+        eventually(lambda: _made(sink))
         with ShardSink(Clients(sink), APP, WHOLE) as owner:
             list(owner.fold({}))
             saved = owner.offsets | owner.publish(Content(FIRST)).next_offsets
@@ -275,7 +275,7 @@ def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path
             assert list_offsets(Clients(each), [*saved], "latest") == saved
 
         network.cut_off_from_peers(number)
-        eventually(lambda: _leader(others, partition) not in {-1, number}, 60)
+        eventually(lambda: _leader(others, partition) not in {-1, number})
         mine = SECOND.filter(
             [topic_partition(a, WHOLE.partitions) == partition for a, _ in _pairs(SECOND)]
         )
@@ -310,7 +310,7 @@ def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path
             assert (met.code, met.retriable) == ("sink.unreachable", True)
             assert "disagree about the leader of" in met.message
         network.join(number)
-        eventually(lambda: _leader([cluster.bootstrap_servers], partition) != -1, 60)
+        eventually(lambda: _leader([cluster.bootstrap_servers], partition) != -1)
         with ShardSink(Clients(unaware[1]), APP, WHOLE) as owner:
             assert list(owner.fold(later)) == []
         assert_published_once(cluster.bootstrap_servers, sink.topic, FIRST, mine)

@@ -252,7 +252,7 @@ def read_kafka(servers: str, topic: str) -> list[Event]:
     """What a read_committed consumer sees, partition by partition."""
     from confluent_kafka import Consumer, TopicPartition
 
-    eventually(lambda: not open_transactions(servers, topic), 120, every=1.0)
+    eventually(lambda: not open_transactions(servers, topic), every=1.0)
     consumer = Consumer(
         {
             "bootstrap.servers": servers,

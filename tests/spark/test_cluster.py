@@ -92,9 +92,9 @@ def test_a_second_publisher_says_that_it_waits_and_holds_are_known_after_the_end
     machines = Machines(tmp_path, stack, "first", "second")
     machines.insert(("a", 1), ("b", 1), ("b", 3))
     first = machines.start("first")
-    eventually(lambda: machines.ask("first", "gaps", "list")[0] == 1, 200, every=1.0)
+    eventually(lambda: machines.ask("first", "gaps", "list")[0] == 1, every=1.0)
     second = machines.start("second")
-    eventually(lambda: "spark.cores.max" in str(machines.ask("second", "status")), 200, every=1.0)
+    eventually(lambda: "spark.cores.max" in str(machines.ask("second", "status")), every=1.0)
     for job in (second, first):
         job.processes()[0].terminate()
         job.wait(60)
