@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ConfigDict, Field, TypeAdapter
 
@@ -28,6 +30,13 @@ LATENCY_BOUNDS = (
     0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
 )  # fmt: skip
 """Upper bounds, s, inclusive; the last bucket counts all above."""
+
+
+def latencies(created: npt.NDArray[np.int64], now: float) -> tuple[list[int], float]:
+    """Counts of events by age, and the sum of their ages in s; times in µs."""
+    ages = np.maximum((now - created) / 1e6, 0.0)
+    counts = np.bincount(np.searchsorted(LATENCY_BOUNDS, ages), minlength=len(LATENCY_BOUNDS) + 1)
+    return counts.tolist(), float(ages.sum())
 
 
 # -- to a runner -----------------------------------------------------------------------------------

@@ -210,7 +210,8 @@ class Spark(Section):
     """Spark's master: 'local[*]' or 'local[N]', with at least as many slots as there are shards,
     'local-cluster[…]', 'spark://host:port', 'k8s://…' or 'yarn'"""
     trigger: form.Micros = Field(600_000, ge=10_000)
-    """shortest time from the start of one micro-batch to the next, where run.trigger is shorter"""
+    """shortest time from the start of one micro-batch to the next; run.trigger if that is longer,
+    or set and this is not"""
     properties: form.Properties = Field(default_factory=dict, repr=False)
     """properties of Spark"""
 
@@ -246,6 +247,13 @@ class Config(Section):
     spark: Spark = Spark()
     state: State = State()
     ops: Ops = Ops()
+
+    @property
+    def batch_trigger(self) -> int:
+        """Of Spark's micro-batches, µs."""
+        run, spark = self.run, self.spark
+        is_set = [("trigger" in section.model_fields_set) for section in (run, spark)]
+        return run.trigger if is_set == [True, False] else max(run.trigger, spark.trigger)
 
 
 def refused_properties(

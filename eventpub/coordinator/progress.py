@@ -19,6 +19,8 @@ _LAG_IS_OLD = 5.0
 """Age in seconds from which a measured lag grows with time; it is measured every second."""
 
 _LAST = ("holds", "low", "next_due", "position")
+PER_SHARD = ("published", "gaps_skipped", "late")
+"""Counters that each shard has, too."""
 
 
 @dataclass
@@ -133,7 +135,9 @@ class Progress:
         self.latency.add(report.latency, report.latency_sum)
         before = self.per_shard.get(report.shard, {})
         shown = {name: getattr(report, name) for name in _LAST}
-        shown |= {"published": before.get("published", 0) + report.published, "where": where}
+        for name in PER_SHARD:
+            shown[name] = before.get(name, 0) + more.get(name, 0)
+        shown["where"] = where
         shown["index_bytes"] = report.index_bytes or before.get("index_bytes")
         self.per_shard[report.shard] = shown
         self.holds_open = sum(int(shard["holds"]) for shard in self.per_shard.values())

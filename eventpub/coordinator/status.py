@@ -14,7 +14,14 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.database_changes import Newest
 from eventpub.coordinator.health import HERE, STALLED_AFTER, Health, NamedCheck, Schedule
 from eventpub.coordinator.position import DurableState, StartState
-from eventpub.coordinator.progress import COUNTERS, Progress, Rate, ReportLog, ShownLag
+from eventpub.coordinator.progress import (
+    COUNTERS,
+    PER_SHARD,
+    Progress,
+    Rate,
+    ReportLog,
+    ShownLag,
+)
 from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import FROZEN_AFTER, Failures, Shard, has_got_on
 from eventpub.log import dropped
@@ -184,7 +191,7 @@ def _of_shard(overview: Overview, shard: Shard, now: float) -> dict[str, Any]:
         "shard": shard.number,
         "where": known.get("where", ""),
         **{name: known.get(name) for name in ("position", "next_due", "index_bytes")},
-        **{name: known.get(name, 0) for name in ("holds", "published")},
+        **{name: known.get(name, 0) for name in ("holds", *PER_SHARD)},
         "lag_seconds": lag_seconds(overview, now, shard),
         "is_running": shard.lane is not None,
         "in_work": overview.in_work(shard),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub.admission.model import CLOCK_STEP, WIDTH, Shard, VersionRange, oldest_needed
-from eventpub.channel import LATENCY_BOUNDS, Beginning, Lane, Post, Report, Window
+from eventpub.channel import Beginning, Lane, Post, Report, Window, latencies
 from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.index.database import FORMAT
@@ -109,12 +109,10 @@ class ShardContext:
     def committed(self, created: npt.NDArray[np.int64]) -> None:
         """Add the ages of events that just became visible; `created` in µs."""
         now = self.now + (self.parts.clock.monotonic() - self._looked_at) * 1e6
-        ages = np.maximum((now - created) / 1e6, 0.0)
-        found = np.searchsorted(LATENCY_BOUNDS, ages)
-        counts = np.bincount(found, minlength=len(LATENCY_BOUNDS) + 1)
-        before = self.report.latency
-        self.report.latency = (counts + before if before else counts).tolist()
-        self.report.latency_sum += float(ages.sum())
+        counts, total = latencies(created, now)
+        before = self.report.latency or [0] * len(counts)
+        self.report.latency = [a + b for a, b in zip(before, counts, strict=True)]
+        self.report.latency_sum += total
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
@@ -125,6 +123,15 @@ class ShardContext:
         finally:
             seconds = self.report.seconds
             seconds[step] = seconds.get(step, 0.0) + self.parts.clock.monotonic() - start
+
+    def each_read(self, items: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """The items, with the time that each is waited for."""
+        while True:
+            with self.timed("read"):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
 
     def own_places(self) -> set[tuple[str, int]]:
         """The partitions of all topics that only this shard writes."""

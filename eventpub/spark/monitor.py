@@ -55,7 +55,7 @@ class Monitor(Overview):
         self._left: list[Request] = []
         leave(state, [])
         self._notes = Notes(state)
-        self._refused: dict[tuple[int, int], list[tuple[str, int, str]]] = {}
+        self._published_how: dict[tuple[int, int], dict[str, Any]] = {}
         self.has_query = False
         self._well_since: float | None = None
         self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
@@ -116,8 +116,6 @@ class Monitor(Overview):
         return self._watch.error
 
     def _take(self, last: Any, now: float) -> None:
-        if not self.health.is_away("boundary"):
-            self.health.set("boundary", "ok", "", now)
         offset = last.sources[0].endOffset
         plan = Plan.from_offset(json.loads(offset) if isinstance(offset, str) else offset)
         self._take_upto(plan.batch, now)
@@ -175,8 +173,8 @@ class Monitor(Overview):
 
     def _take_notes(self, now: float) -> None:
         for note in self._notes.take():
-            for shard, refused in note.get("refused", {}).items():
-                self._refused[int(note["batch"]) + 1, int(shard)] = refused
+            for shard, how in note.get("published", {}).items():
+                self._published_how[int(note["batch"]) + 1, int(shard)] = how
             self.progress.last_error = note.get("error") or self.progress.last_error
             for level, text, facts in note.get("lines", ()):
                 getattr(log, level)(text, **facts)
@@ -186,14 +184,14 @@ class Monitor(Overview):
                 setattr(self.progress, name, getattr(self.progress, name) + more)
             for name, (state, message) in note.get("checks", {}).items():
                 self.health.set(name, state, message, now)
-                if name == "boundary" and state == "ok":
-                    self.polled_at = now
-                    if not self.progress.lag_seconds:  # nothing is due
-                        self._well_since = self._well_since or now
+                if (name, state) == ("boundary", "ok") and not self.progress.lag_seconds:
+                    self._well_since = self._well_since or now  # nothing is due
 
     def _reported(self, batch: int, report: Report, now: float) -> None:
-        refused = self._refused.pop((batch, report.shard), [])
-        if refused:  # by the broker: the journal does not know
+        how = self._published_how.pop((batch, report.shard), {})  # a journal is written before
+        refused = how.pop("refused", ())
+        report = replace(report, seconds=report.seconds | how.pop("seconds", {}), **how)
+        if refused:
             dead = [
                 dict(zip(("aggregate_id", "version", "reason"), r, strict=True)) for r in refused
             ]
@@ -236,6 +234,10 @@ class Monitor(Overview):
     def _done(self, command: e.Command, found: Any, now: float) -> None:
         if isinstance(command, e.MeasureLag):
             self.progress.time = found.upper + self._prepared.assignment.config.read.delay
+            self.polled_at = now
+            # the planner is not asked during a batch, nor while paused
+            if self.is_paused or not self.health.is_away("boundary"):
+                self.health.set("boundary", "ok", "", now)
         elif isinstance(command, e.CheckTopic):
             self._watch.error = None
             self.remember()

@@ -70,8 +70,7 @@ class BatchSize:
         self._most_bytes = _MOST_BYTES if is_of_publisher else _MOST_OF_USERS
         self._slow = min(_SLOW, config.sink.transaction_timeout / 4e6)
         # a user's own trigger is unknown here
-        trigger = max(config.run.trigger, config.spark.trigger) / 1e6
-        self._trigger = trigger if is_of_publisher else math.inf
+        self._trigger = config.batch_trigger / 1e6 if is_of_publisher else math.inf
         self._planned_at = self._took = 0.0
 
     def asked(self, now: float) -> None:

@@ -301,7 +301,7 @@ class Query:
         if self._available_now:
             writer = writer.trigger(availableNow=True)
         else:
-            seconds = max(self._config.run.trigger, self._config.spark.trigger) / 1e6
+            seconds = self._config.batch_trigger / 1e6
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
         if self.monitor.is_paused or self._is_left:
             return

@@ -38,7 +38,8 @@ _DIGESTED = ("aggregate_id", "version", "kind", "key", "value", "headers", "topi
 """Columns that identify a repeated batch; of the source's rows without the payloads."""
 
 ROWS_IN = b"rows_in"
-"""Name in a group's metadata."""
+CLOCK = b"clock"
+"""Names in a group's metadata."""
 
 DECIDED: pa.Schema = pa.schema([*EVENTS, *(KEYS.field(n) for n in ("late", "kind", "reason"))])
 DECIDED = DECIDED.append(KEYS.field("detail"))
@@ -100,10 +101,11 @@ def batches(tables: Sequence[pa.Table], *, all_rows: bool) -> Iterator[pa.Record
             yield pa.RecordBatch.from_arrays([*columns.values()], [*columns])
 
 
-def grouped(tables: Sequence[pa.Table], rows_in: int) -> Iterator[pa.RecordBatch]:
+def grouped(tables: Sequence[pa.Table], rows_in: int, clock: int = 0) -> Iterator[pa.RecordBatch]:
     """Decided rows for the publisher's own sink, in groups; see `source.GROUP`.
 
-    `rows_in`: the shard's last batch before with rows, which must still be visible.
+    `rows_in`: the shard's last batch before with rows, which must still be visible; `clock`: by how
+    much the database's clock is ahead of this machine's, µs.
 
     Between source and sink Spark copies each value. With ten columns its JVM took 5.9 CPU s per
     million events; with one that is nearly always null, 3.3.
@@ -112,7 +114,7 @@ def grouped(tables: Sequence[pa.Table], rows_in: int) -> Iterator[pa.RecordBatch
         size = max(1, _GROUP_BYTES // max(1, table.nbytes // max(1, table.num_rows)))
         for batch in table.combine_chunks().to_batches(max_chunksize=min(size, _BATCH_ROWS)):
             out = pa.BufferOutputStream()
-            schema = batch.schema.with_metadata({ROWS_IN: str(rows_in)})
+            schema = batch.schema.with_metadata({ROWS_IN: str(rows_in), CLOCK: str(clock)})
             with pa.ipc.new_stream(out, schema) as writer:
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
             out.write(bytes(-out.tell() % _ALIGNED))
@@ -244,11 +246,10 @@ class InputRows:
             self.rows += self._kept[-1].num_rows
         return self._kept[number]
 
-    @property
-    def rows_in(self) -> int:
-        """See `grouped`; 0: none, or unknown."""
+    def told(self, name: bytes) -> int:
+        """`ROWS_IN` or `CLOCK` of `grouped`; 0: unknown."""
         first = self.part(0)
-        return int(((first and first.schema.metadata) or {}).get(ROWS_IN, 0))
+        return int(((first and first.schema.metadata) or {}).get(name, 0))
 
     def topics(self) -> set[str]:
         """Topics that a column names; waits for the last row."""

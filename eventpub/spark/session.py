@@ -183,8 +183,9 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
     if local:
         given = os.cpu_count() if local[1] == "*" else local[1]
         master = f"local[{max(int(given or 1), config.run.shards)},4]"
-    properties = _defaults(state, is_local=local is not None) | config.spark.properties
-    properties |= {"spark.master": master, "spark.app.name": f"eventpub:{config.app.id}"}
+    properties = {"spark.app.name": f"eventpub:{config.app.id}"}
+    properties |= _defaults(state, is_local=local is not None) | config.spark.properties
+    properties |= {"spark.master": master}
     gateway = SparkContext._gateway or _launched(properties, state, is_local=local is not None)
     if master.startswith("spark:"):
         jvm: Any = gateway.jvm

@@ -15,7 +15,7 @@ Options: `id`, for transactional ids and `ce_source`; `topic`; `kafka.…`, prop
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -58,13 +58,15 @@ class EventpubSink(DataSource):
             is_source = names >= _OF_SOURCE or is_grouped
             # a column that is not read would be published elsewhere, or not at all
             left_out = names & _OF_KAFKA if is_source else names - _OF_KAFKA
+            left_out |= {"detail"} - names if "kind" in names else set()
             if left_out or not (is_source or "value" in names):
                 raise ConfigError(
                     "config.invalid_value",
                     f"the rows cannot be published with the columns {', '.join(schema.names)}",
                     where="the query that is written",
                     suggestion="select key, value, headers, topic, partition (only value is"
-                    " required), or the columns of the source eventstore, not both",
+                    " required), or the columns of the source eventstore (detail goes with kind),"
+                    " not both",
                 )
             writer = Writer(self.options, is_source=is_source, is_grouped=is_grouped)
             if not is_grouped:
@@ -82,8 +84,8 @@ class EventpubSink(DataSource):
 
 
 def _require_types(schema: Any) -> None:
-    for field in schema.fields:
-        name, found = field.name, field.dataType.simpleString()
+    for column in schema.fields:
+        name, found = column.name, column.dataType.simpleString()
         types = _TYPES.get(name, found)
         is_null = found == "void" and name not in NEVER_NULL
         if not is_null and found.partition(" collate ")[0] not in types.split(" or "):
@@ -101,13 +103,17 @@ Refusal = tuple[str, int, str]
 
 @dataclass
 class Published(WriterCommitMessage):
-    """A task's outcome; `refused`: events now dead letters."""
+    """A task's outcome.
+
+    `how`: `refused` events, now dead letters; `seconds` from the last row to the commit;
+    `latency` and `latency_sum`, see `channel.Report`.
+    """
 
     rows: int
     is_new: bool
     task: int = 0
-    refused: tuple[Refusal, ...] = ()
     marker: dict[str, Any] | None = None
+    how: dict[str, Any] = field(default_factory=dict)
 
 
 class Writer(DataSourceStreamArrowWriter):
@@ -135,7 +141,7 @@ class Writer(DataSourceStreamArrowWriter):
         return done
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """The tasks have committed: note refused events, republish what a broker left open."""
+        """The tasks have committed: note how, or republish what a broker left open."""
         done = [each for each in messages if each]
         failpoint("before_settle")
         with errors_through_spark():
@@ -145,11 +151,11 @@ class Writer(DataSourceStreamArrowWriter):
                 published = {each.task: each.marker for each in done if each.marker}
                 repeated = [each.task for each in done if each.marker and not each.is_new]
                 numbered_sink(self.options).settle(published, repeated)
-            elif refused := {each.task: each.refused for each in done if each.refused}:
+            elif published := {each.task: each.how for each in done if each.is_new}:
                 from eventpub.spark.notes import Notes
                 from eventpub.state import StateDir
 
-                Notes(StateDir(folder)).put({"batch": batchId, "refused": refused})
+                Notes(StateDir(folder)).put({"batch": batchId, "published": published})
         failpoint("after_settle")
         collect_no_imports()
 

@@ -19,6 +19,7 @@ from pyspark import TaskContext
 
 from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, SkippedGap
+from eventpub.channel import latencies
 from eventpub.config_values import TOPIC
 from eventpub.errors import ConfigError, SinkError, counted
 from eventpub.sink.base import Content, Refused
@@ -30,7 +31,7 @@ from eventpub.sink.markers import Numbered
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.records import NO_NUL, Columns, DeadRow, contents_of
 from eventpub.spark.options import SinkOptions
-from eventpub.spark.rows import InputRows
+from eventpub.spark.rows import CLOCK, ROWS_IN, InputRows
 from eventpub.spark.sink import NEVER_NULL, Published, Refusal
 
 _first_batches: dict[tuple[str, str], tuple[str, int]] = {}
@@ -45,9 +46,9 @@ def publish(
     parts = _Parts(batches, options, sink, is_source=is_source, has_written=numbered.batch > 0)
     if not (parts.has_rows or numbered.is_repeated) and (numbered.batch or numbered.task):
         return Published(0, False, numbered.task)
-    done = sink.publish(replace(numbered, after=parts.rows_in - 1), parts)
-    refused = parts.refused() if done.is_new else ()
-    return Published(parts.rows, done.is_new, done.number, refused, done.marker)
+    done = sink.publish(replace(numbered, after=parts.told(ROWS_IN) - 1), parts)
+    how = parts.published() if done.is_new else {}
+    return Published(parts.rows, done.is_new, done.number, done.marker, how)
 
 
 def numbered_sink(options: SinkOptions) -> NumberedSink:
@@ -107,6 +108,7 @@ class _Parts(InputRows):
         self._options, self._sink = options, sink
         self._is_source, self._has_written = is_source, has_written
         self._made: dict[int, _EventRows] = {}
+        self._whole_at = 0.0
 
     def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
         if self._is_source and not self.has_rows:
@@ -114,6 +116,7 @@ class _Parts(InputRows):
         make = _EventRows if self._is_source else _PlainRows
         for number in count():
             if (rows := self.part(number)) is None:
+                self._whole_at = self._whole_at or time.monotonic()
                 if self._is_source and self._kept and not self._in_order:  # `grouped` rows are
                     _require_order(self._kept)
                 return
@@ -122,9 +125,16 @@ class _Parts(InputRows):
                 self._made[number] = made
             yield made.batch
 
-    def refused(self) -> tuple[Refusal, ...]:
-        """Events that were published as dead letters."""
-        return tuple(each for rows in self._made.values() for each in rows.refused)
+    def published(self) -> dict[str, Any]:
+        """See `sink.Published`; call after the commit."""
+        made = [*self._made.values()]
+        how: dict[str, Any] = {"seconds": {"publish": time.monotonic() - self._whole_at}}
+        how["refused"] = [each for rows in made for each in rows.refused]
+        if clock := self.told(CLOCK):  # of the publisher's own rows
+            created = np.concatenate([rows.created for rows in made])
+            now = time.time() * 1e6 + clock
+            how["latency"], how["latency_sum"] = latencies(created, now)
+        return how
 
 
 class _EventRows:
@@ -135,6 +145,7 @@ class _EventRows:
     ) -> None:
         self._options = options
         self.refused: list[Refusal] = []
+        self.created = np.zeros(0, np.int64)
         self._at = _rows_by_kind(rows)
         of = options.sink
         sides = {"skip": of.gaps_topic, "dead": of.dead_topic, "late": of.late_topic}
@@ -178,6 +189,7 @@ class _EventRows:
             diverted,
             int(time.time() * 1e6),
         )
+        self.created = content.events["create_time"].to_numpy()
         shard = Shard(0, 1, self._partitions)
         encoder = CloudEvents(self._options.id)
         return batch_of(self._options.sink, encoder, shard, content, reduced=reduced)

@@ -30,15 +30,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from eventpub.admission.model import EVENTS, Shard, topic_partition, values, version_ranges
-from eventpub.channel import (
-    Beginning,
-    Comparison,
-    Lane,
-    Window,
-    fields_of,
-    report_of,
-    request_of,
-)
+from eventpub.channel import Beginning, Comparison, Lane, Window, fields_of, report_of, request_of
 from eventpub.errors import StateError, StoreError
 from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Facts, Index, folder_for
@@ -114,6 +106,9 @@ class JournaledContext(ShardContext):
         """Whether the batch has reached `most_bytes`: once decided it cannot be made smaller."""
         return self.journal_sink.size > self._most_bytes
 
+    def committed(self, created: Any) -> None:
+        """The sink tells their ages."""
+
     def known_upto(self, place: tuple[str, int]) -> int:
         """See the base class: earlier batches are on the topic, nothing of this one is yet."""
         return list_offsets(self.parts.clients, [place], "latest")[place]
@@ -143,6 +138,7 @@ class Task:
         self._rows_in = part.plan.rows_in[part.shard] if part.plan.rows_in else 0
         self._follows = part.plan.journals[part.shard] if part.plan.journals else ""
         self._parts = real_parts(options.config)
+        self._clock = 0
         self._folder = Path(options.state_dir) / "query" / part.plan.query / str(part.shard)
 
     @cached_property
@@ -189,7 +185,7 @@ class Task:
 
     def _yielded(self, tables: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
         if self._options.publisher is not None:
-            return grouped(tables, self._rows_in)
+            return grouped(tables, self._rows_in, self._clock)
         return batches(tables, all_rows=self._options.all_rows)
 
     # -- the first attempt ------------------------------------------------------------------------
@@ -225,6 +221,7 @@ class Task:
                 fold = report_of(json.loads(kept.read_text()))
                 for name in _OF_FOLD:
                     setattr(context.report, name, getattr(fold, name))
+            self._clock = int(context.now - time.time() * 1e6)
             failpoint("before_step")
             for _ in self._step(context):
                 yield from self._yielded(context.journal_sink.take())
@@ -295,7 +292,7 @@ class Task:
                 found = page(self._options.config, after, plan.upto, self._number)
             window = partial(context.reader.window, after, plan.upto, shard, is_page=is_page)
             with ahead(lambda: chunks(window() if found is None else iter(found), sizes)) as parts:
-                for rows in parts:
+                for rows in context.each_read(parts):
                     had_rows, waits = True, context.is_full or not step.rows(rows)
                     if waits:
                         break
@@ -327,6 +324,7 @@ class Task:
         if self._options.publisher is None and not self._options.all_rows:
             keys = keys.filter(are("event", keys))  # the others may be gone
         with EventStore(self._options.config.store, self._layout) as store:
+            self._clock = int(store.now() - time.time() * 1e6)
             for begin in range(0, keys.num_rows, _REPLAYED_ROWS):
                 some = keys.slice(begin, _REPLAYED_ROWS)
                 try:

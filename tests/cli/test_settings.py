@@ -318,6 +318,22 @@ def test_properties_may_say_what_holds_anyway() -> None:
     assert load(None, with_threads, {}).config.sink.properties["acks"] == "0"
 
 
+@pytest.mark.parametrize(
+    ("stated", "milliseconds"),
+    [
+        ({}, 600),
+        ({"run.trigger": "100ms"}, 100),
+        ({"run.trigger": "2s"}, 2_000),
+        ({"run.trigger": "100ms", "spark.trigger": "300ms"}, 300),
+        ({"run.trigger": "2s", "spark.trigger": "300ms"}, 2_000),
+    ],
+)
+def test_the_trigger_that_is_set_is_that_of_micro_batches(
+    stated: dict[str, str], milliseconds: int
+) -> None:
+    assert load(None, ENOUGH | stated, {}).config.batch_trigger == 1_000 * milliseconds
+
+
 def test_spark_delivers_exactly_once_only() -> None:
     with pytest.raises(ConfigError) as failed:
         load(None, ENOUGH | {"sink.delivery": "at_least_once"}, {})

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,7 +186,7 @@ class TestPages:
         assert found["eventpub_lag_events"] == 0
         assert found["eventpub_publish_latency_seconds_count"] == events
         assert found["eventpub_publish_latency_seconds_sum"] > 0
-        assert found["eventpub_batch_seconds_count{step=publish}"] > 0
+        assert found["eventpub_batch_seconds_count{step=read}"] > 0
         assert found["eventpub_health{check=database}"] == 1
         assert found["eventpub_index_bytes{shard=0}"] > 0
         code, text = pages.get("/status")
@@ -197,6 +198,24 @@ class TestPages:
         assert pages.get("/nothing")[0] == 404
         assert pages.get("/status", host="somebody.example")[0] == 400, "DNS rebinding"
         assert pages.get("/..%2f..%2fetc%2fpasswd")[0] == 404
+
+    def test_latency_ends_with_the_commit(
+        self, publisher: Publisher, database: FreshDatabase, tmp_path: Path
+    ) -> None:
+        commit_some(database, range(1, 2))
+        stalled = tmp_path / "stalled"
+        publisher.start(environment={"EVENTPUB_FAILPOINT": f"before_commit:1:{stalled}"})
+        eventually(stalled.exists)
+        time.sleep(3)
+        Path(f"{stalled}.go").touch()
+        publisher.until_published("a-3", [1])
+        events = len(database.execute("SELECT 1 FROM events"))
+        pages = Pages(publisher)
+        counted = "eventpub_publish_latency_seconds_count"
+        eventually(lambda: pages.metrics().get(counted) == events)
+        found = pages.metrics()
+        assert found["eventpub_publish_latency_seconds_sum"] > 3
+        assert found["eventpub_batch_seconds_sum{step=publish}"] > 3
 
     def test_actions_want_the_token(self, publisher: Publisher, database: FreshDatabase) -> None:
         publisher.start()
@@ -294,6 +313,7 @@ class TestPause:
         time.sleep(3)
         assert len(publisher.topic.read()) == len(ends)
         assert status_of(publisher)["lag"]["seconds"] > 1
+        eventually(lambda: command(publisher, "status")[0] == 0, 30)  # a pause is no fault
         assert command(publisher, "resume")[1]["result"]["outcome"] == "resumed"
         publisher.until_published("a-3", [1, 2, 3, 4])
         eventually(lambda: status_of(publisher)["lag"]["seconds"] == 0, 30)

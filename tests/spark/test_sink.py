@@ -1112,8 +1112,10 @@ class TestRefused:
             with pytest.raises(SourceError, match=says):
                 sink.streamWriter(schema, False)
         of_source = from_arrow_schema(ROWS)
-        with pytest.raises(SourceError, match="eventstore, not both"):
+        with pytest.raises(SourceError, match="not both"):
             sink.streamWriter(from_arrow_schema(ROWS).add("topic", "string"), False)
+        with pytest.raises(SourceError, match="detail goes with kind"):
+            sink.streamWriter(from_arrow_schema(ROWS).add("kind", "string"), False)
         nowhere = EventpubSink({"id": "a", "kafka.bootstrap.servers": "h:1"})
         for schema in (StructType().add("value", "string"), of_source):
             with pytest.raises(SourceError, match="name a topic"):
