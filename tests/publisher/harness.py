@@ -28,6 +28,7 @@ from confluent_kafka.admin import AdminClient
 
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
+from eventpub.state_files import replace_file
 from tests.conftest import FreshDatabase
 from tests.publisher import forked
 
@@ -415,8 +416,9 @@ class Publisher:
         for section, keys in self.settings.items():
             lines.append(f"[{section}]")
             lines += [f"{_key(k)} = {_value(v)}" for k, v in keys.items()]
-        path.write_text("\n".join(lines) + "\n")
-        tomllib.loads(path.read_text())
+        text = "\n".join(lines) + "\n"
+        tomllib.loads(text)
+        replace_file(path, text)  # a publisher that starts may be reading it
         return path
 
     @property
