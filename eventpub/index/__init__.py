@@ -4,7 +4,7 @@ A cache of the topic: whatever is lost here is read back by a fold. Knows neithe
 RocksDB's lock ensures that one task at a time has a shard's index open.
 """
 
-from eventpub.index.database import Changes, Storage
+from eventpub.index.database import Changes, Storage, corrupt
 from eventpub.index.facts import Facts, of_another
 from eventpub.index.index import Index, Pending, Summary, folder_for, glance, summary
 
@@ -15,6 +15,7 @@ __all__ = [
     "Pending",
     "Storage",
     "Summary",
+    "corrupt",
     "folder_for",
     "glance",
     "of_another",

@@ -229,7 +229,7 @@ def _checked_marks(db: Any, directory: Path) -> int:
     for key, session in _items(db, directory, b"g"):
         first = first or session
         if key != _mark(count) or session != first:
-            raise _corrupt("a part of what was written is missing", directory)
+            raise corrupt("a part of what was written is missing", directory)
         count += 1
     return count
 
@@ -306,7 +306,7 @@ def _mapped(error: Exception, directory: Path) -> StateError:
             suggestion="give the publisher's user write access to app.state_dir",
         )
     if "Corruption" in said or "No such file" in said:
-        return _corrupt(text, directory)
+        return corrupt(text, directory)
     if "/LOCK: " in said:
         return StateError(
             "index.locked",
@@ -324,7 +324,7 @@ def _mapped(error: Exception, directory: Path) -> StateError:
     )
 
 
-def _corrupt(text: str, directory: Path) -> StateError:
+def corrupt(text: str, directory: Path) -> StateError:
     return StateError(
         "index.corrupt",
         f"the index is damaged: {text}",

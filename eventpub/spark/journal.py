@@ -320,10 +320,10 @@ class Snapshots:
                 return index.pending(request.most, request.about)
 
 
-def remove_unused(queries: Path) -> None:
-    """Remove indexes that this machine has not used for days, as those of former checkpoints; a
-    query that goes on here fetches its own again."""
-    for query in queries.glob("*"):
+def remove_unused(used: Path) -> None:
+    """Remove indexes beside a query's that this machine has not used for days, as those of former
+    checkpoints; a query that goes on here fetches its own again."""
+    for query in {*used.parent.glob("*")} - {used}:
         with suppress(OSError):  # another task removes it
             newest = max(path.stat().st_mtime for path in (query, *query.rglob("*")))
             if time.time() - newest > _UNUSED.total_seconds():

@@ -33,7 +33,7 @@ from eventpub.admission.model import EVENTS, Shard, topic_partition, values, ver
 from eventpub.channel import Beginning, Comparison, Lane, Window, fields_of, report_of, request_of
 from eventpub.errors import StateError, StoreError
 from eventpub.failpoint import failpoint
-from eventpub.index import Changes, Facts, Index, folder_for
+from eventpub.index import Changes, Facts, Index, corrupt, folder_for
 from eventpub.shard.assignment import Assignment, real_parts
 from eventpub.shard.context import PublishingContext, ShardContext
 from eventpub.shard.folding import Fold
@@ -205,7 +205,7 @@ class Task:
             start_id="" if publisher is None else publisher.start_id,
         )
         if is_new := not self._folder.exists():
-            remove_unused(self._folder.parent.parent)
+            remove_unused(self._folder.parent)
         if is_new and (plan.batch > 1 or publisher is not None):
             found = snapshots.fetch(self._folder, plan.batch - 1)
             if found is None and publisher is not None:
@@ -228,14 +228,13 @@ class Task:
                 failpoint("during_step")
             report = context.take_report()
             counts = index.counts.since(context.oldest_bucket())
-            took = time.monotonic() - began
             keys = context.journal_sink.keys()
             published: Any = keys.filter(pc.invert(are("skip", keys)))["create_time"]
             oldest = pc.min(published).as_py()
             rows_in = plan.batch if keys.num_rows else self._rows_in
-            report = replace(report, buckets=counts, done=plan.batch, took=took)
+            report = replace(report, buckets=counts, done=plan.batch)
             report = replace(report, oldest=oldest, rows_in=rows_in, follows=index.journal)
-            report = replace(report, journal=secrets.token_hex(8))
+            report = replace(report, journal=secrets.token_hex(8), took=time.monotonic() - began)
             journal = Journal(report, keys, index.end_batch(plan.batch, report.journal))
             failpoint("before_journal")
             if self._journals.create(plan.batch, self._number, journal):
@@ -259,6 +258,9 @@ class Task:
             )
 
     def _redo(self, known: Facts) -> Iterator[Changes]:
+        if known.is_new and self._options.publisher is not None:
+            # another attempt has moved the full one away; journals lack what a fold knew
+            raise corrupt("it is empty", self._folder)
         last, batch = self._plan.batch - 1, known.batch or 0
         if batch > last or (batch == last and known.journal != self._follows):
             raise self._journals.missing(batch)

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from eventpub.index import Index
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -205,6 +206,35 @@ def test_a_topic_that_was_deleted_after_a_skip_is_published_anew(
     assert publisher.topic.versions("a") == [1, 2, 3]
     for side in (".gaps", ".dead"):
         assert Topic(publisher.topic.bootstrap_servers, publisher.topic.name + side).read() == []
+
+
+@pytest.mark.engines("here", why="the engine threads has no journals")
+def test_an_index_that_knows_nothing_is_not_believed(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """As one made where another attempt of the task had just set the index aside: the journals
+    lack what the topic had before them, which was published again."""
+    create_table(database)
+    publisher = new_publisher(database, run={"engine": "threads", "shards": 1})
+    commit(database, range(1, 3))
+    publisher.publish_everything()
+    publisher.settings["run"]["engine"] = "spark"
+    publisher.start()
+    commit(database, range(3, 4), aggregates=1)
+    publisher.until_published("a-0", [1, 2, 3])
+    publisher.stop()
+    [folder] = (publisher.state / "query").glob("*/0")
+    shutil.rmtree(folder)
+    Index(folder, {}).close()
+    publisher.start()
+    commit(database, range(4, 5), aggregates=1)
+    with transaction(database) as cursor:
+        insert(cursor, "a-1", 3)
+        cursor.connection.commit()
+    publisher.until_published("a-0", [1, 2, 3, 4])
+    publisher.until_published("a-1", [1, 2, 3])
+    assert all(count == 1 for count in published(publisher).values())
+    assert not compare(database, publisher.topic)
 
 
 @pytest.mark.engines("here", why="a query's own index has snapshots, which the threads' has not")

@@ -16,7 +16,15 @@ from eventpub.channel import Report
 from eventpub.errors import StateError
 from eventpub.index import Facts, Index
 from eventpub.spark import journal as journal_of_spark
-from eventpub.spark.journal import KEYS, Journal, Journals, Snapshots, _digest_of, prune
+from eventpub.spark.journal import (
+    KEYS,
+    Journal,
+    Journals,
+    Snapshots,
+    _digest_of,
+    prune,
+    remove_unused,
+)
 from eventpub.spark.place import Place
 
 
@@ -293,6 +301,18 @@ def test_an_index_is_not_uploaded_again_while_it_still_is(
         assert again is not None
         again.join()
     assert snapshots.fetch(tmp_path / "new", 9) == 3
+
+
+def test_the_indexes_of_the_query_in_use_are_never_removed(tmp_path: Path) -> None:
+    """After three quiet days one shard, whose index was gone, took those of the others away."""
+    for query in ("in use", "former"):
+        (tmp_path / query / "0").mkdir(parents=True)
+    old = time.time() - 4 * 86_400
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (old, old))
+    remove_unused(tmp_path / "in use")
+    assert [path.name for path in tmp_path.iterdir()] == ["in use"]
+    assert (tmp_path / "in use" / "0").exists()
 
 
 def _killed(step: str) -> None:
