@@ -158,6 +158,24 @@ def test_a_time_that_the_database_sets_in_utc_stays_so(database: FreshDatabase) 
 
 
 @both
+@pytest.mark.parametrize(
+    "computed",
+    ["CONVERT_TZ(UTC_TIMESTAMP(6), '+00:00', '+09:00')", "UTC_TIMESTAMP(6) - INTERVAL 5 HOUR"],
+)
+def test_a_time_that_is_computed_from_utc_is_neither_read_in_utc_nor_replaced(
+    database: FreshDatabase, computed: str
+) -> None:
+    """Events were lost, or published hours late; the remedy made new ones those of another zone."""
+    config = create(database, create_time=f"DATETIME(6) DEFAULT ({computed})")
+    zone = EventStore.discover(config).zone
+    assert zone is not None
+    assert zone.name != "UTC"
+    proposed = str(found(config)["rows without identity or time"].suggestion)
+    assert "make create_time NOT NULL" in proposed
+    assert "CURRENT_TIMESTAMP" not in proposed
+
+
+@both
 def test_a_table_without_a_unique_key_is_a_warning(database: FreshDatabase) -> None:
     config = create(database, indexes="KEY (aggregate_id, version), KEY (create_time)")
     check = found(config)["identity of aggregates"]

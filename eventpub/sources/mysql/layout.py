@@ -34,7 +34,7 @@ from eventpub.sources.mysql.table import (
     plain,
     quote,
 )
-from eventpub.sources.mysql.values import UTC, Identity, Zone, zone_of
+from eventpub.sources.mysql.values import UTC, Identity, Zone, is_utc, zone_of
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 NOW = re.compile(r"current_timestamp|utc_timestamp|sysdate|localtime|\bnow\b")
@@ -353,9 +353,11 @@ def not_null(table: EventTable, columns: Sequence[str]) -> str:
     changes = []
     for column in (table.columns[name] for name in columns):
         body, default = column.full_type, ""
-        if column.type in TIMES:
-            is_utc, at = "utc_timestamp" in column.default, column.precision or ""
-            default = f"({column.default})" if is_utc else f"CURRENT_TIMESTAMP({at})"
+        is_computed = NOW.search(column.default) and NOW.sub("", column.default).strip("()0123456")
+        if is_utc(column.default):
+            default = f"({column.default})"
+        elif column.type in TIMES and not is_computed:
+            default = f"CURRENT_TIMESTAMP({column.precision or ''})"
         elif column.default not in {"", "null"}:
             return f"make {', '.join(columns)} NOT NULL (ALTER TABLE … MODIFY)"
         if column.charset:

@@ -301,10 +301,14 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
     )
 
 
+def is_utc(default: str) -> bool:
+    """Whether a column default is the time in UTC, and not computed from it."""
+    return bool(re.fullmatch(r"\(*utc_timestamp(\(\d?\))?\)*", default))
+
+
 def zone_of(config: Store, connection: Connection, default: str) -> Zone:
     """The zone of a DATETIME with this default."""
-    is_utc = config.time_zone == "auto" and "utc_timestamp" in default
-    name = "UTC" if is_utc else config.time_zone
+    name = "UTC" if config.time_zone == "auto" and is_utc(default) else config.time_zone
     if name != "auto":
         return fixed_zone(name) or named_zone(name)
     with mapped("store.time_zone"):
