@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from heapq import merge
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +195,10 @@ class Overlay(Database):
         return [below[key] if key in below else self.changes[key] for key in keys]
 
     def items(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        found: dict[bytes, bytes | None] = dict(super().items(prefix, start))
         first = prefix + start
-        found |= {k: v for k, v in self.changes.items() if k.startswith(prefix) and k >= first}
-        for key in sorted(found):
-            if (value := found[key]) is not None:
-                yield key, value
+        new = {k: v for k, v in self.changes.items() if k.startswith(prefix) and k >= first}
+        below = (item for item in super().items(prefix, start) if item[0] not in new)
+        return merge(below, sorted((k, v) for k, v in new.items() if v is not None))
 
 
 def _items(

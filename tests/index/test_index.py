@@ -11,6 +11,7 @@ import signal
 import uuid
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rocksdict import Options, Rdict
 from eventpub.admission.model import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
 from eventpub.errors import StateError
 from eventpub.index import Index, Pending, folder_for, glance, summary
-from eventpub.index.database import ROCKSDB
+from eventpub.index.database import ROCKSDB, Database, Overlay
 from eventpub.times import ZONES_DIFFER
 
 SECOND = 1_000_000
@@ -764,6 +765,32 @@ def test_ids_that_are_spelled_in_another_way_than_before_are_refused(tmp_path: P
         found = [(str(one), 2), (one.hex.upper(), 2)]  # and the other was archived
         index.keep_ids(UUIDS, COLUMNS, lambda asked: [event for event in asked if event in found])
         index.keep_ids(UUIDS, COLUMNS, lambda _: pytest.fail("nothing has changed"))
+
+
+def test_a_few_keys_are_read_and_changed_ones_are_seen_without_reading_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the engine spark, a look at 200 aggregates took a large index into memory."""
+    database, items, read = Overlay(tmp_path / "0", 1, ROCKSDB), Database.items, list[bytes]()
+    try:
+        Database.write(database, {b"v%03d" % n: b"old" for n in range(0, 1000, 2)} | {b"w": b""})
+        database.write(
+            {b"v001": b"new", b"v002": b"new", b"v004": None, b"x": b"", b"v999": b"new"}
+        )
+
+        def noted(*arguments: Any) -> Any:
+            for item in items(*arguments):
+                read.append(item[0])
+                yield item
+
+        monkeypatch.setattr(Database, "items", noted)
+        few = [*islice(database.items(b"v"), 4)]
+        assert few == [(b"v000", b"old"), (b"v001", b"new"), (b"v002", b"new"), (b"v006", b"old")]
+        assert len(read) < 10
+        all_of_them = dict(database.items(b"v", b"003"))
+        assert [*all_of_them] == [b"v%03d" % n for n in range(6, 1000, 2)] + [b"v999"]
+    finally:
+        database.close()
 
 
 def test_another_column_of_the_table_is_refused_and_a_renamed_one_taken(tmp_path: Path) -> None:
