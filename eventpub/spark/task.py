@@ -244,7 +244,8 @@ class Task:
                 if plan.snapshot:
                     uploading = snapshots.begin(index, plan.batch)
                     if uploading and (self._waits or not os.environ.get("SPARK_REUSE_WORKER")):
-                        uploading.join()
+                        of_transaction = options.config.sink.transaction_timeout / 1e6  # it is open
+                        uploading.join(of_transaction / 4 if publisher else None)
                 return
         head = self._journals.head(plan.batch, self._number)
         if head is None or head["digest"] != journal.digest:

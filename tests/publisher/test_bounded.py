@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
+import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from eventpub.local.downloads import find_java
@@ -186,6 +187,25 @@ def test_a9_very_many_gaps_at_once_let_the_others_flow(
     found = Counter(record.key for record in publisher.gaps.stream())
     assert len(found) == MANY
     assert set(found.values()) == {1}
+
+
+@pytest.mark.engines("here", why="the engine threads keeps no snapshots")
+def test_a_transaction_is_not_open_for_as_long_as_a_snapshot_is_uploaded(
+    new_publisher: NewPublisher, database: FreshDatabase
+) -> None:
+    """It expired, and a run that ends by itself failed before it had its first snapshot."""
+    create_table(database)
+    publisher = new_publisher(database, run={"shards": 1}, sink={"transaction_timeout": "20s"})
+    with transaction(database) as cursor:
+        insert(cursor, "a", 1)
+        cursor.connection.commit()
+    marker = publisher.folder / "uploading"  # not that of the fold, which is waited for
+    publisher.start(
+        "--available-now", environment={"EVENTPUB_FAILPOINT": f"before_snapshot:2:{marker}"}
+    )
+    assert publisher.finish() == 0, publisher.words()
+    assert marker.exists()
+    assert publisher.topic.versions("a") == [1]
 
 
 def until_seen(publisher: Publisher, aggregate_id: str, version: int) -> None:
