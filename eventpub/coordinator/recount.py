@@ -215,20 +215,21 @@ class Recount:
         """
         if upto is not None:
             self._in_part |= {bucket: upto for bucket in rows if (bucket + 1) * WIDTH > upto}
+        extra = {*rows} if not in_turn else self._unfinished & rows.keys()
         for bucket in rows:
             # rows that arrived after a running comparison read the bucket are counted when it has
             # ended; those noted since the request may have arrived after the count
             if bucket in self._mismatched or bucket in self._late_mismatched:
                 self._late.add(bucket, bucket + 1)
             elif bucket not in self._noted_meanwhile and (self.trusts_counts or not in_turn):
-                self._late.discard(bucket)
+                extra |= {bucket} if self._late.discard(bucket) else set()
         self._unfinished -= rows.keys()
         kept = {b: pause for b, pause in self._paused.items() if now in pause}
         self._paused = kept | dict.fromkeys(rows, range(now, now + _RECOUNT_PAUSE))
         for bucket, count in rows.items():
             end = (bucket + 1) * WIDTH
             # as many rows as came late may have left: been deleted, beyond the horizon, or updated
-            reasons = (not in_turn) + (end + self._horizon <= now) + (not self.trusts_counts)
+            reasons = (bucket in extra) + (end + self._horizon <= now) + (not self.trusts_counts)
             if count != expected.get(bucket, 0) or (count and reasons > 1):
                 (self._mismatched if in_turn else self._late_mismatched)[bucket] = count
             end += sum(by for before, by in self._steps if bucket <= before)
@@ -315,14 +316,16 @@ class Buckets:
             first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])
         self._firsts[low:high], self._ends[low:high] = [first], [end]
 
-    def discard(self, bucket: int) -> None:
+    def discard(self, bucket: int) -> bool:
+        """Whether it was there."""
         at = bisect_right(self._firsts, bucket) - 1
         if at < 0 or bucket >= self._ends[at]:
-            return
+            return False
         first, end = self._firsts[at], self._ends[at]
         left = [(a, b) for a, b in ((first, bucket), (bucket + 1, end)) if a < b]
         self._firsts[at : at + 1] = [a for a, _ in left]
         self._ends[at : at + 1] = [b for _, b in left]
+        return True
 
     def clear(self) -> None:
         self._firsts, self._ends = [], []

@@ -159,6 +159,28 @@ def test_what_is_counted_beyond_the_horizon_is_compared_whatever_the_number() ->
     assert recount.take() == [old], "nothing is left of the next, and nothing deleted of the last"
 
 
+def test_what_a_comparison_has_left_beyond_the_horizon_is_compared_whatever_the_number() -> None:
+    """A late row was lost where as many were deleted until the next count, in its turn."""
+    recount = Recount(HORIZON, start=0)
+    recount.account(0, {5: 1})
+    finds(recount, 70 * SECOND, {5: 2})
+    recount.compared(recount.take(), unfinished=[5], again=90 * SECOND)
+    assert 5 in recount.due(90 * SECOND, 80 * SECOND)
+    finds(recount, 90 * SECOND, {5: 1})
+    assert recount.take() == [5]
+    recount.compared([5])
+    finds(recount, 95 * SECOND, {5: 1})
+    assert not recount.has_mismatches(), "it was compared to its end"
+
+
+def test_a_count_in_turn_beyond_the_horizon_is_also_that_of_what_has_ended() -> None:
+    recount, now = Recount(HORIZON, start=0), 70 * SECOND
+    recount.account(0, {5: 1, 20: 1})
+    recount.note([5, 20])
+    finds(recount, now, {5: 1, 20: 1})
+    assert recount.take() == [5], "nothing can have been deleted of the other"
+
+
 def test_where_updated_rows_leave_their_second_an_equal_number_proves_nothing() -> None:
     """It is compared when a late transaction has ended, and as old as the horizon in any case."""
     recount = Recount(HORIZON, start=0)
