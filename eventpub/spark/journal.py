@@ -226,15 +226,18 @@ class Snapshots:
 
     def begin(self, index: Index, batch: int) -> threading.Thread | None:
         """Copy an index that contains a batch; a thread uploads the copy. None: an earlier one is
-        still being uploaded."""
+        still being uploaded, as far as the file system has locks."""
         folder, lock = folder_for(index.directory), os.open(index.directory, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            index.copy_to(folder)
-        except BaseException as error:
-            os.close(lock)
+        except OSError as error:
             if isinstance(error, BlockingIOError):
+                os.close(lock)
                 return None
+        try:
+            index.copy_to(folder)
+        except BaseException:
+            os.close(lock)
             raise
         thread = threading.Thread(target=self._upload, args=(folder, batch, lock), daemon=True)
         thread.start()

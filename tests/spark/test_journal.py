@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -301,6 +304,27 @@ def test_an_index_is_not_uploaded_again_while_it_still_is(
         assert again is not None
         again.join()
     assert snapshots.fetch(tmp_path / "new", 9) == 3
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF])
+def test_an_index_is_uploaded_where_the_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """An attempt of each such batch failed, and there was no snapshot."""
+
+    def refused(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    snapshots = Snapshots(Place(str(tmp_path / "place")), "q", 0)
+    with Index(tmp_path / "0", {}, redo=lambda _: ()) as index:
+        index.begin(None)
+        index.end_batch(1, "")
+        index.flush()
+        uploading = snapshots.begin(index, 1)
+        assert uploading is not None
+        uploading.join()
+    assert snapshots.fetch(tmp_path / "new", 1) == 1
 
 
 def test_the_indexes_of_the_query_in_use_are_never_removed(tmp_path: Path) -> None:
