@@ -86,7 +86,7 @@ def test_the_tutorial(typed: Callable[[str], subprocess.Popen[str]], tmp_path: P
 
     def answer(line: str) -> tuple[int, str]:
         child = typed(line)
-        said, _ = child.communicate(timeout=300)
+        said, _ = child.communicate(timeout=900)
         return child.returncode, said
 
     def is_published(line: str) -> bool:
@@ -138,6 +138,6 @@ def test_append_writes_the_table_that_the_configuration_names(
     init += " --set store.columns.event_type=what --set store.columns.version=seq"
     for line in (init, "python append.py"):
         child = typed(line)
-        said, _ = child.communicate(timeout=300)
+        said, _ = child.communicate(timeout=900)
         assert child.returncode == 0, said
     assert database.execute("SELECT stream, seq, what FROM ledger") == (("order-1", 1, "Created"),)

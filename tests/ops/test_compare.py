@@ -542,7 +542,7 @@ assert verdict.counts == dict.fromkeys(verdict.counts, 0) | {"doubled": n}, verd
 
 def test_half_a_million_versions_with_second_rows_are_compared(tmp_path: Path) -> None:
     """They ended for a lack of memory, or some of them were called repeated, too."""
-    subprocess.run([sys.executable, "-c", _SECOND_ROWS, str(tmp_path)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", _SECOND_ROWS, str(tmp_path)], check=True, timeout=900)
 
 
 _MEMORY = """

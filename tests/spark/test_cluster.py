@@ -52,7 +52,7 @@ class Machines:
     def ask(self, name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
         """The exit status and the answer of another command."""
         command = self._command(*arguments, name, "--json")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
         found: dict[str, Any] = json.loads(done.stdout)
         return done.returncode, found
 

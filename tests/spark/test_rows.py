@@ -83,7 +83,7 @@ def test_a_group_larger_than_a_piece_is_cut_and_joined() -> None:
 def test_a_very_large_row_passes_through_spark(tmp_path: Path) -> None:
     """Its JVM held several copies of the row, and ended for want of memory."""
     job = [sys.executable, "-m", "tests.spark.large_row", str(tmp_path)]
-    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 

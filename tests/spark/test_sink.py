@@ -782,7 +782,7 @@ def test_rows_that_only_stop_coming_are_not_published(
     """Spark's worker sees an end like any other where the source has failed in the middle."""
     servers = kafka_server.bootstrap_servers
     job = [sys.executable, "-m", "tests.spark.cut_off", str(tmp_path), topic_name, servers, how]
-    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     values = [record.value() for record in read_topic(servers, topic_name)]
     assert len(values) == len(set(values)) == cut_off.ROWS
@@ -793,7 +793,7 @@ def test_a_query_that_is_started_again_with_other_tasks_repeats_nothing(
 ) -> None:
     servers = kafka_server.bootstrap_servers
     job = [sys.executable, "-m", "tests.spark.redivided", str(tmp_path), topic_name, servers]
-    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     values = sorted(int(record.value()) for record in read_topic(servers, topic_name))
     assert values == [*range(redivided.ROWS)]
@@ -979,7 +979,7 @@ def test_a_shuffle_that_divides_an_aggregate_is_refused(
         commit(database, f"a-{number}", *range(1, 41))
     job = [sys.executable, "-m", "tests.spark.shuffled", str(tmp_path), database.url, topic_name]
     job.append(kafka_server.bootstrap_servers)
-    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     for way in ("by_aggregate", "coalesce"):
         found = versions(kafka_server, f"{topic_name}-{way}")
