@@ -100,7 +100,7 @@ class TestAWorker:
         check, see, is_open = e.CheckTable(), e.MeasureLag(0), e.CheckOpen({})
         for command in (check, see, is_open):
             worker.put(command)
-        end_all([worker], 10.0)
+        end_all([worker], 100.0)
         assert posted[0] == e.Failed(check, away)
         assert isinstance(posted[1], e.Failed)
         assert posted[1].command == see
