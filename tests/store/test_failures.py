@@ -59,6 +59,7 @@ def test_a_login_without_a_password_is_told_that_none_is_set() -> None:
         (1030, "Got error 28 - 'No space left on device' from storage engine", True),
         (3, "Error writing file '/tmp/MY3' (OS errno 28 - No space left on device)", True),
         (1114, "The table '/tmp/#sql1_2' is full", True),
+        (1038, "Out of sort memory, consider increasing server sort buffer size", True),
         (1105, "target: shop.0.primary: vttablet: rpc error: code = Unavailable", True),
         (1105, "Unknown error", False),
         (1030, "Got error 176 - 'Read page with wrong checksum' from storage engine InnoDB", False),

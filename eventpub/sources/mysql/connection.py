@@ -177,16 +177,20 @@ def connect_for_reading(config: Store) -> Connection:
     `net_write_timeout`: a consumer that waits for its broker must not lose the rest of its window.
     `lock_wait_timeout`: a statement that waits for an ALTER TABLE must end before we drop the
     connection, or each such connection would stay open on the server.
+    `sort_buffer_size`: MySQL sorts JSON along with its key where the index does not give the order,
+    and fails unless the buffer can hold the row; it allocates what it needs.
     """
     connection = connect(config)
     patience = max(1, int(0.8 * connection._read_timeout))  # type: ignore[attr-defined]
-    unlimited = "max_statement_time" if is_mariadb(connection) else "max_execution_time"
+    own = "max_execution_time = 0, sort_buffer_size = 2 * @@max_allowed_packet"
+    if is_mariadb(connection):
+        own = "max_statement_time = 0"
     with mapped(display_name(config)):
         run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
         run(
             connection,
             "SET time_zone = '+00:00', sql_mode = '', net_write_timeout = 600, sql_big_selects = 1,"
-            f" sql_select_limit = {_NO_LIMIT}, {unlimited} = 0, lock_wait_timeout = {patience}",
+            f" sql_select_limit = {_NO_LIMIT}, {own}, lock_wait_timeout = {patience}",
         )
     return connection
 
