@@ -13,7 +13,7 @@ from eventpub.errors import StateError, StoreError
 from eventpub.sources.mysql import EventStore
 from eventpub.sources.mysql.statements import spooled
 from tests.conftest import FreshDatabase
-from tests.store.tables import SLICE, create
+from tests.store.tables import SLICE, create, insert, open_store, utc
 
 both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
 UNIQUE = "UNIQUE KEY by_key (aggregate_id, version)"
@@ -105,6 +105,17 @@ def test_an_aggregates_number_does_not_tell_what_was_inserted_last(
     assert (EventStore.discover(store).id, EventStore.discover(store).id_index) == ("`seq`", "`s`")
     database.execute("ALTER TABLE events DROP COLUMN seq")
     assert EventStore.discover(store).id is None
+
+
+@both
+def test_a_number_that_may_be_null_is_not_the_id(database: FreshDatabase) -> None:
+    """Where it was NULL, no publisher could start: a TypeError."""
+    config = create(database)
+    database.execute("ALTER TABLE events RENAME COLUMN id TO seq, ADD id BIGINT NULL, ADD KEY (id)")
+    insert(database, [("a", 1, "2026-03-01 12:00:00")])
+    assert open_store(config).newest(1)[0].id == 1
+    database.execute("ALTER TABLE events DROP COLUMN seq")
+    assert open_store(config).newest(1)[0].id == utc("2026-03-01 12:00:00")
 
 
 def test_no_column_is_added_for_a_misspelt_name(database: FreshDatabase) -> None:

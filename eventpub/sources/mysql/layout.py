@@ -171,7 +171,7 @@ def _number(
     """A column that grows with each insert, and its index; none of the event's `key`."""
     firsts = {index.columns[0]: index.name for index in reversed(table.indexes)}
     columns = [c for c in table.columns.values() if c.name in firsts and c.name not in key]
-    numbers = [c for c in columns if c.type in INTEGERS]
+    numbers = [c for c in columns if c.type in INTEGERS and not c.nullable]
     found = [c.name for c in numbers if c.name == named]
     found = found or [c.name for c in numbers if c.counts_rows]
     return (quote(found[0]), quote(firsts[found[0]])) if found else (None, None)
