@@ -165,18 +165,18 @@ def metadata_headers(octets: bytes) -> list[Header]:
     """Headers of one row's metadata, by the module's rules."""
     try:
         data = _decode(octets.decode())
+        if not isinstance(data, dict):
+            return [] if data is None else [("metadata", octets)]
+        headers: list[Header] = [
+            (
+                f"metadata_{key}" if key.startswith(_RESERVED) else key,
+                # An escape can be half of a surrogate pair: valid JSON, invalid UTF-8.
+                None if value is None else _text(value).encode(errors="replace"),
+            )
+            for key, value in data.items()
+        ]
     except (ValueError, RecursionError):
         return [("metadata", octets)]
-    if not isinstance(data, dict):
-        return [] if data is None else [("metadata", octets)]
-    headers: list[Header] = [
-        (
-            f"metadata_{key}" if key.startswith(_RESERVED) else key,
-            # An escape can be half of a surrogate pair: valid JSON, invalid UTF-8.
-            None if value is None else _text(value).encode(errors="replace"),
-        )
-        for key, value in data.items()
-    ]
     if b"\\u" in octets:
         headers = [
             (name.encode(errors="replace").decode().replace("\0", NO_NUL), value)

@@ -173,6 +173,16 @@ def test_metadata_that_are_no_text_stay_as_they_are() -> None:
     assert metadata_headers(b"\x08\xff\x9a") == [("metadata", b"\x08\xff\x9a")]
 
 
+def test_metadata_nested_as_deep_as_can_just_be_decoded_are_no_error() -> None:
+    """Encoding needs some more of the stack than decoding."""
+    for depth in range(700, 1000):
+        text = b'{"deep":' + b"[" * depth + b"]" * depth + b"}"
+        assert metadata_headers(text) in (
+            [("deep", text.removeprefix(b'{"deep":').removesuffix(b"}"))],
+            [("metadata", text)],
+        )
+
+
 @settings(max_examples=40)
 @given(
     st.dictionaries(
