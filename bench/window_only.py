@@ -7,12 +7,11 @@ publisher's process (`run.engine = "threads"`): Spark's workers would not see it
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from eventpub.__main__ import main as eventpub
-from eventpub.admission import Rules
-from eventpub.shard.assignment import Assignment
+from eventpub.admission import decide
+from eventpub.admission.walk import Walk, Walker
 
 
 def program(folder: Path) -> str:
@@ -27,12 +26,15 @@ def program(folder: Path) -> str:
     return str(file)
 
 
+def pass_over(
+    self: Walker, walk: Walk, version: int, available: dict[int, int], reachable: int
+) -> tuple[None, int | None]:
+    """The version to continue with behind a missing one: the next that is there."""
+    return None, min((other for other in available if other > version), default=None)
+
+
 def main() -> int:
     """As `eventpub`."""
-    whole = Assignment.rules
-
-    def rules(self: Assignment) -> Rules:
-        return replace(whole(self), backtrack=False)
-
-    Assignment.rules = rules  # type: ignore[method-assign]
+    decide._holes = lambda *_: []
+    Walker._meet = pass_over  # type: ignore[method-assign]
     return eventpub()

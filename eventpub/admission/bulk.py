@@ -124,9 +124,7 @@ class Contiguous:
         same = np.zeros(len(order), dtype=bool)
         same[1:] = c[1:] == c[:-1]
         before = np.where(same, np.roll(v, 1), last[c])
-        if batch.rules.backtrack:
-            broken = v != before + 1
-            apart[c[broken]] = True
+        apart[c[v != before + 1]] = True
 
         plain = ~apart[c]
         taken = order[plain]
@@ -151,11 +149,11 @@ class Contiguous:
         last = numbers_of(ids, known.last, NEVER_SEEN)
         fresh = last == NEVER_SEEN
         apart = np.zeros(len(ids), dtype=bool)
-        if known.baseline is not None and rules.backtrack:
+        if known.baseline is not None:
             apart |= fresh
             apart[code[rules.are_in(known.baseline, created)]] = True
         last[fresh] = rules.first_version - 1
-        if known.holds and rules.backtrack:
+        if known.holds:
             apart |= _are_in(known.holds, ids)
         return last, apart
 

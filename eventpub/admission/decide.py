@@ -117,7 +117,7 @@ class Plan:
             return
         if walk.last + 1 in walk.rows:
             walk.asks_store = True
-        if not walk.asks_store or not self._batch.rules.backtrack:
+        if not walk.asks_store:
             return
         present = [*walk.rows]
         if walk.hold is not None and self._batch.rules.contents_of is not None:

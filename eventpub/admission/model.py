@@ -234,7 +234,6 @@ class Rules:
     Attributes:
         max_backoff: failed lookups before a gap is skipped.
         backoff_base: wait before the first lookup; doubles after each.
-        backtrack: False publishes any version above the last and loses events; for benchmarks.
         contents_of: hashes rows, to compare rows of one version; None: the table's key is unique.
         times_last: rows keep their `create_time`, so another time means another event.
         repeated: ambiguous local hours: when the clocks went back, and by how much, µs.
@@ -244,7 +243,6 @@ class Rules:
     max_backoff: int = 8
     backoff_base: int = 250_000
     late: Literal["publish", "divert", "drop"] = "publish"
-    backtrack: bool = True
     contents_of: Callable[[pa.Table], list[bytes]] | None = None
     times_last: bool = True
     repeated: tuple[tuple[int, int], ...] = ()

@@ -414,16 +414,6 @@ def test_what_was_seen_above_a_gap_and_is_gone_ends_the_hold() -> None:
     assert world.counts.gaps_vanished == 1
 
 
-def test_without_backtrack_a_late_commit_is_lost() -> None:
-    world = World(Rules(backtrack=False))
-    world.commit("a", 2, at=20)
-    world.see()
-    world.commit("a", 1, at=10)
-    world.commit("a", 3, at=30)
-    world.see(after=25)
-    assert world.topic == [("a", 2), ("a", 3)]
-
-
 def test_nothing_is_decided_for_no_rows() -> None:
     empty = EVENTS.empty_table()
     decision = admission.Plan(empty, Known(), Rules(), now=0).decide(empty)

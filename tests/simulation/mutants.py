@@ -11,7 +11,10 @@ from unittest.mock import patch
 import numpy as np
 from confluent_kafka import OFFSET_INVALID
 
+from bench.window_only import pass_over
+from eventpub.admission import decide
 from eventpub.admission.bulk import Contiguous
+from eventpub.admission.walk import Walker
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.position import DurableState, Windows
 from eventpub.coordinator.recount import Recount
@@ -67,12 +70,7 @@ def no_dedupe() -> Iterator[None]:
 @contextmanager
 def no_hold() -> Iterator[None]:
     """Nothing waits for a missing version: whatever lies above the last one goes out."""
-    whole = Assignment.rules
-
-    def rules(assignment: Any) -> Any:
-        return replace(whole(assignment), backtrack=False)
-
-    with patch.object(Assignment, "rules", rules):
+    with patch.object(decide, "_holes", lambda *_: []), patch.object(Walker, "_meet", pass_over):
         yield
 
 
