@@ -25,6 +25,7 @@ import pyarrow as pa
 from eventpub.config import Config, Read, format_time
 from eventpub.errors import ConfigError, StateError, counted
 from eventpub.ops.comparison import MOST_LOOKED_UP, Comparison
+from eventpub.ops.dead import readable_store
 from eventpub.ops.gaps import indexes, pending
 from eventpub.ops.sides import (
     KINDS,
@@ -69,20 +70,17 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         wait: seconds to wait for missing events, if few: a row that is committed late is published
             seconds after it becomes visible.
     """
-    layout = EventStore.discover(config.store)
-    # a row that a replica has not applied yet is just shown as absent
-    readable = config.store.model_copy(update={"allow_replica": True})
-    config = config.model_copy(update={"store": readable})
+    store = readable_store(config)
     known = _read_state(config, "progress.json")
     former = dict.fromkeys((*known.get("numbers", ()), known.get("partitions")))
     # an event of an hour that the clocks repeat may have its other time on the topic
-    longest = max((back for _, back in layout.clock.repeated), default=0)
+    longest = max((back for _, back in store.repeated), default=0)
     since = None if first is None else first - longest
     reader = TopicReader(config.sink, config.app.id, first=since, last=last)
     with (
         nullcontext() if differences is None else _opened(differences) as listed,
         spill_folder() as folder,
-        EventStore(config.store, layout) as store,
+        store,
     ):
         after, upto, notes = _compared_range(config, store, first, last)
         spans = reader.spans()
@@ -93,7 +91,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
                 numbers,
                 store.existing,
                 late_policy=config.gaps.late,
-                clock_changes=layout.clock.repeated,
+                clock_changes=store.repeated,
                 first_version=config.store.first_version,
                 held_since=_held_since(config, store.now()),
                 held=partial(_held, config),

@@ -63,6 +63,7 @@ class EventStore(Source):
         self._config = config
         self._layout = layout
         self._pool = server.Pool(config, layout.where)
+        self.repeated = layout.clock.repeated
         self.without_identity = 0
 
     def close(self) -> None:
