@@ -331,8 +331,8 @@ def records_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int
 def stalled(error: KafkaError, seconds: float) -> SinkError:
     return SinkError(
         "sink.transaction_expired",
-        f"this process was stalled, or the broker away, for so long ({seconds:.0f} s) that the"
-        f" broker has aborted the transaction; nothing was published ({says(error)})",
+        f"this process was stalled, or the broker slow or away, for so long ({seconds:.0f} s) that"
+        f" the transaction was aborted; nothing was published ({says(error)})",
         where="sink.transaction_timeout",
         suggestion="nothing to do: the batch is retried; if this repeats, check whether machine or"
         " container is short of CPU or memory, or raise sink.transaction_timeout",

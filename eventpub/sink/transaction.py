@@ -88,7 +88,7 @@ class TransactionWriter:
         self.log = client.ClientLog()
         self.caution = cautions.setdefault((clients.sink.bootstrap_servers, id_), Caution())
         self.sends_singly = self.caution.sends_singly
-        self.needs_replacement = False
+        self.needs_replacement = self._has_delivered = False
         self._producing = Producing(clients, self)
         self._began, self._timeout, self._closed = 0.0, timeout, False
         self._failure: dict[str, Any] | None = None
@@ -236,7 +236,7 @@ class TransactionWriter:
             raise faults.aborted(None, self._sink)
         self.serve()
         self.log.forget()
-        self._began = self._clock.monotonic()
+        self._began, self._has_delivered = self._clock.monotonic(), False
         if not self.is_transactional:
             return
         try:
@@ -255,6 +255,7 @@ class TransactionWriter:
                 self.wait_for_delivery(batch)
         except KafkaException as exception:
             raise self._undo(faults.kafka_error(exception), batch) from exception
+        self._has_delivered |= self.is_transactional and batch.delivered > 0
         if not accepts_loss and (batch.refused or not batch.is_delivered):
             raise self._undo(None, batch)
 
@@ -335,8 +336,7 @@ class TransactionWriter:
         # than this transaction: only a fold sees either. Without transactions, queued records must
         # not be sent after the caller has begun again.
         self.needs_replacement = True
-        if batch.has_unreported:
-            self.caution.reports_each = True
+        self.caution.reports_each |= batch.has_unreported
         self.serve()  # an abort brings the last delivery reports
         return worse or self._cause(error, batch)
 
@@ -390,10 +390,11 @@ class TransactionWriter:
         return faults.side_record_refused(self._sink, topic, reason)
 
     def _fault(self, error: KafkaError, doing: str) -> SinkError:
-        """As `faults.fault`, but a transaction that has expired does not count as fenced."""
+        """As `faults.fault`, but one that expired was not fenced, nor is a slow broker away."""
         self.serve()  # its log lines show whether the broker was silent
         mapped = faults.fault(error, doing, self._sink)
         waited = self._clock.monotonic() - self._began
-        if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:
-            return faults.stalled(error, waited)
-        return mapped
+        is_fenced = mapped.code in {"sink.fenced", "sink.own_request_late"}
+        is_slow = doing == "producing" and self._has_delivered and mapped.code == "sink.unreachable"
+        has_expired = is_fenced and waited * 1e6 >= self._sink.transaction_timeout
+        return faults.stalled(error, waited) if has_expired or is_slow else mapped

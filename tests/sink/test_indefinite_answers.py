@@ -204,6 +204,35 @@ def test_messages_that_time_out_are_never_committed(sink: ShardSink, cluster: Mo
     assert time.monotonic() - started < 15
 
 
+def test_a_transaction_that_a_slow_broker_takes_only_in_part_is_too_large(
+    new_sink: Callable[..., ShardSink], cluster: MockCluster
+) -> None:
+    """It counted as a broker that is away, and the same one was tried for ever."""
+    slow = new_sink(socket_timeout_ms="9000", max_in_flight="1", batch_num_messages="1")
+    slow.ready()
+    cluster.answer(PRODUCE, *[(0, 400)] * 9)
+    assert refused(slow).code == "sink.transaction_expired"
+    assert slow.needs_replacement
+
+
+def test_a_transaction_that_expired_is_too_large_though_an_answer_was_late(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as fenced by a request of its own, and the same one was tried for ever."""
+    monkeypatch.setattr(faults, "may_be_own_request", lambda: True)
+    short = settings(TOPIC, cluster.bootstrap_servers, transaction_timeout="1s")
+    for at, code in ("", "sink.own_request_late"), ("before_commit", "sink.transaction_expired"):
+        with ShardSink(Clients(short), APP, WHOLE) as sink:
+            publish(sink)
+            cluster.answer(END_TXN, (KafkaError.PRODUCER_FENCED, 0))
+            with pytest.raises(SinkError) as caught:
+                sink.publish(
+                    Content(some_events(WHOLE, 20)),
+                    crash_point=lambda point, at=at: time.sleep(1.1 * (point == at)),  # type: ignore[misc]
+                )
+            assert caught.value.code == code
+
+
 @pytest.mark.parametrize(
     ("at_once", "code"), [(True, "sink.aborted"), (False, "sink.delivery_lost")]
 )
