@@ -71,11 +71,6 @@ class ShardContext:
         self.reader = self._open.enter_context(self.parts.stores(config.store, layout))
         self.lookup = self._open.enter_context(self.parts.stores(config.store, layout))
 
-    @property
-    def is_full(self) -> bool:
-        """Whether further rows belong to another transaction."""
-        return False
-
     def close(self) -> None:
         self._open.close()
 

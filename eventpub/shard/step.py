@@ -156,7 +156,7 @@ class Comparing:
         while ranges and whole:
             rows, ranges = context.fetch(ranges)
             whole = self._publishing.step(rows.sort_by("create_time"), None)
-            whole = whole and not (ranges and context.is_full)
+            whole = whole and not (ranges and context.is_stopping)
         context.report.recount_found += counts.admitted + counts.late - before
         return whole
 

@@ -102,7 +102,7 @@ class JournaledContext(ShardContext):
         )
 
     @property
-    def is_full(self) -> bool:
+    def is_stopping(self) -> bool:  # type: ignore[override]
         """Whether the batch has reached `most_bytes`: once decided it cannot be made smaller."""
         return self.journal_sink.size > self._most_bytes
 
@@ -137,7 +137,9 @@ class Task:
         self._waits = part.of_run_with_end
         self._rows_in = part.plan.rows_in[part.shard] if part.plan.rows_in else 0
         self._follows = part.plan.journals[part.shard] if part.plan.journals else ""
-        self._parts = real_parts(options.config)
+        parts = real_parts(options.config)
+        first, most = (min(n, self._plan.most_bytes) for n in (parts.sizes.first, parts.sizes.most))
+        self._parts = replace(parts, sizes=replace(parts.sizes, first=first, most=most))
         self._clock = 0
         self._folder = Path(options.state_dir) / "query" / part.plan.query / str(part.shard)
 
@@ -296,7 +298,7 @@ class Task:
             window = partial(context.reader.window, after, plan.upto, shard, is_page=is_page)
             with ahead(lambda: chunks(window() if found is None else iter(found), sizes)) as parts:
                 for rows in context.each_read(parts):
-                    had_rows, waits = True, context.is_full or not step.rows(rows)
+                    had_rows, waits = True, context.is_stopping or not step.rows(rows)
                     if waits:
                         break
                     yield
@@ -306,7 +308,7 @@ class Task:
             try:
                 step.comparing.begin(Comparison(plan.comparison, plan.buckets))
                 while step.comparing.is_under_way:
-                    if context.is_full:
+                    if context.is_stopping:
                         step.comparing.leave_rest()
                     step.comparing.go_on(waits=True)
                     yield

@@ -130,6 +130,7 @@ def throttle(server: Kafka, client_id: str, quota: str, rate: int) -> None:
     )
 
 
+@pytest.mark.engines("threads", "here")
 def test_a8_a_throttled_broker_gets_smaller_transactions_until_they_end_in_time(
     database: FreshDatabase, new_publisher: NewPublisher, kafka_server: Kafka, topic_name: str
 ) -> None:

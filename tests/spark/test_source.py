@@ -103,6 +103,19 @@ def test_what_is_too_large_for_a_task_is_left_to_the_next_batch(
     assert [*by_aggregate.values()] == [[1, 2, 3, 5]] * 10
 
 
+@pytest.mark.parametrize("at", [None, "2026-01-02 03:04:05"], ids=["each its own", "one"])
+def test_a_batch_is_small_where_what_is_read_at_once_is_large(
+    table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str | None
+) -> None:
+    """A slow broker was given 12 MB again and again, of which each transaction expired."""
+    monkeypatch.setattr(planner.BatchSize, "next_bytes", lambda *_, **__: 1 << 20)
+    of_one_time = {} if at is None else {"create_time": at}
+    commit(table, "a", *range(1, 31), payload=bytes(100_000), **of_one_time)
+    query = Query(table, tmp_path, shards="1")
+    assert events(query.run(30)) == [("a", version) for version in range(1, 31)]
+    assert max(len(rows) for [rows] in query.batches) <= 20
+
+
 def test_what_the_recount_finds_is_divided_like_windows(
     table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +129,7 @@ def test_what_the_recount_finds_is_divided_like_windows(
         commit(table, "a", 1)
         query.run(1)
         late.connection.commit()
-    monkeypatch.setattr(planner.BatchSize, "next_bytes", lambda *_, **__: 1)
+    monkeypatch.setattr(planner.BatchSize, "next_bytes", lambda *_, **__: 400)
     commit(table, "a", 2)
     found = query.run(61, seconds=1.5)
     assert sorted(events(found)) == sorted([("a", 2), *((f"late-{n}", 1) for n in range(60))])
