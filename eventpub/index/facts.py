@@ -69,6 +69,7 @@ class Facts:
         dead_run: dead letters since the last published event.
         chunk_bytes: initial transaction size, since larger ones took too long.
         batch, journal: the last one, where batches have journals, and its journal's name.
+        fold: what a checkpoint's first batch reports of the fold that made this index.
     """
 
     is_new: bool = True
@@ -93,6 +94,7 @@ class Facts:
     chunk_bytes: int | None = None
     batch: int | None = None
     journal: str = ""
+    fold: dict[str, Any] = field(default_factory=dict)
 
 
 _NAMED = {each.name for each in fields(Facts)} - {"is_new"}

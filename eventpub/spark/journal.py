@@ -98,15 +98,12 @@ class Journals:
     def head(self, batch: int, shard: int) -> dict[str, Any] | None:
         """`report`, `digest` of the keys, number of `rows`; None: there is no journal."""
         name = self._name(batch, shard)
-        data = self._place.read(name, _FIRST_READ)
-        if data is None:
-            return None
-        with suppress(*_UNREADABLE):
-            return _head(pa.ipc.open_stream(data).schema)
-        try:  # a longer head
-            return _head(pa.ipc.open_stream(self._place.read(name) or b"").schema)
-        except _UNREADABLE as error:
-            raise self._damaged(name) from error
+        for most in (_FIRST_READ, None):  # None: a longer head
+            if (data := self._place.read(name, most)) is None:
+                return None
+            with suppress(*_UNREADABLE):
+                return _head(pa.ipc.open_stream(data).schema)
+        raise self._damaged(name)
 
     def read(self, batch: int, shard: int) -> Journal | None:
         name = self._name(batch, shard)

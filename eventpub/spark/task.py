@@ -12,7 +12,6 @@ exists before the last row reaches a sink.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -30,7 +29,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from eventpub.admission.model import EVENTS, Shard, topic_partition, values, version_ranges
-from eventpub.channel import Beginning, Comparison, Lane, Window, fields_of, report_of, request_of
+from eventpub.channel import Beginning, Comparison, Lane, Window, request_of
 from eventpub.errors import StateError, StoreError
 from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Facts, Index, corrupt, folder_for
@@ -50,9 +49,6 @@ from eventpub.spark.rows import JournalSink, are, batches, grouped, replayed, un
 from eventpub.times import Patience
 
 _REPLAYED_ROWS = 20_000
-_FOLD = "fold.json"
-"""In an index's folder: the report of the fold that made it, for every attempt of batch 1."""
-
 _OF_FOLD = (
     "folded", "restored", "replaced", "not_ours", "jumps", "made_again", "is_placed", "baseline",
     "repeats_after", "rebuilt",
@@ -219,10 +215,8 @@ class Task:
         identity = {"query": plan.query}
         index = Index(self._folder, identity, adopts=lambda _: True, redo=self._redo)
         with closing(JournaledContext(assignment, self._number, index, plan)) as context:
-            if plan.batch == 1 and (kept := self._folder / _FOLD).exists():
-                fold = report_of(json.loads(kept.read_text()))
-                for name in _OF_FOLD:
-                    setattr(context.report, name, getattr(fold, name))
+            if plan.batch == 1:
+                vars(context.report).update(index.fold)
             self._clock = int(context.now - time.time() * 1e6)
             failpoint("before_step")
             for _ in self._step(context):
@@ -387,8 +381,8 @@ def recover(  # noqa: PLR0913, PLR0917 (from where to where)
             check_leaders(assignment.parts.clients, own)
             folder.parent.mkdir(parents=True, exist_ok=True)
             copy = folder_for(folder)
+            context.index.note(fold={name: getattr(context.report, name) for name in _OF_FOLD})
             context.index.copy_to(copy)
-            (copy / _FOLD).write_text(json.dumps(fields_of(context.take_report())))
     except StateError as error:
         if error.code != "index.corrupt" or damage:
             raise
