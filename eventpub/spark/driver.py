@@ -233,7 +233,7 @@ class Driver:
         try:
             shards = self.options.config.run.shards
             prune(Place(self.options.state), plan.query, plan.batch, shards)
-        except (StateError, ValueError) as error:  # ValueError: a file that is not ours
+        except StateError as error:
             log.warning(
                 "old journals could not be removed; trying again in a minute", error=str(error)
             )

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -182,13 +183,11 @@ class Journals:
 
     def newest(self) -> int:
         """The last batch that has a journal; 0: none."""
-        names = self._place.names(self._root)
-        return max((int(name.rsplit("/", 2)[1]) for name in names), default=0)
+        return max((batch for batch, _, _ in _numbered(self._place, self._root)), default=0)
 
     def prune(self, upto: dict[int, int]) -> None:
-        found = ([*name.rsplit("/", 2)[1:], name] for name in self._place.names(self._root))
-        old = [n for batch, shard, n in found if int(batch) <= upto.get(int(shard), -1)]
-        self._place.delete(*old)
+        found = _numbered(self._place, self._root)
+        self._place.delete(*(n for batch, shard, n in found if batch <= upto.get(shard, -1)))
 
     def _name(self, batch: int, shard: int) -> str:
         return f"{self._root}/{batch:012d}/{shard}"
@@ -264,8 +263,7 @@ class Snapshots:
 
     def fetch(self, folder: Path, upto: int) -> int | None:
         """Download the newest snapshot up to a batch; returns its batch, None if there is none."""
-        for name in sorted(self._place.names(self._root), reverse=True):
-            batch = _batch_of(name)
+        for _, batch, name in sorted(_numbered(self._place, self._root), reverse=True):
             files = self._place.read(name) if batch <= upto else None
             if files is None:
                 continue
@@ -338,33 +336,38 @@ def _digest_of(file: Path) -> str:
 def prune(place: Place, query: str, committed: int, shards: int) -> None:
     """Remove old snapshots, their files, those of uploads that were killed, and journals below the
     oldest snapshot and `committed`."""
-    snapshots: dict[int, list[str]] = defaultdict(list)
-    for name in place.names(f"{query}/snapshot"):
-        snapshots[int(name.split("/")[-2])].append(name)
+    snapshots: dict[int, list[tuple[int, str, set[str]]]] = defaultdict(list)
+    for shard, batch, name in sorted(_numbered(place, f"{query}/snapshot")):
+        try:
+            files = {*json.loads(place.read(name) or b"").values()}
+        except ValueError:  # a power failure has cut it
+            place.delete(name)
+        else:
+            snapshots[shard].append((batch, name, files))
     upto: dict[int, int] = {}
     for shard in range(shards):
-        found = sorted(snapshots[shard])
-        kept, old = found[-_KEPT:], found[:-_KEPT]
+        kept, old = snapshots[shard][-_KEPT:], snapshots[shard][:-_KEPT]
         if old:
-            upto[shard] = min(committed - 1, _batch_of(kept[0]))
-        used, unused = (
-            {file for n in names for file in json.loads(place.read(n) or b"{}").values()}
-            for names in (kept, old)
-        )
+            upto[shard] = min(committed - 1, kept[0][0])
+        used, unused = ({file for *_, files in some for file in files} for some in (kept, old))
         # files first, of which some may be gone: with the snapshot its list of them would be lost;
         # a young file without a list may belong to a snapshot being uploaded
         folder = f"{query}/file/{shard}"
         left = unused.intersection(place.names(folder)).union(place.names(folder, _ABANDONED))
         place.delete(*left - used)
         failpoint("during_prune")
-        place.delete(*old)
+        place.delete(*(name for _, name, _ in old))
     place.sweep(query, _ABANDONED)
     if upto:
         Journals(place, query).prune(upto)
 
 
-def _batch_of(name: str) -> int:
-    return int(name.rsplit("/", 1)[1].removesuffix(".json"))
+def _numbered(place: Place, root: str) -> Iterator[tuple[int, int, str]]:
+    """Journals or snapshots, by the two numbers that end their names; others may put files there,
+    as file managers do."""
+    for name in place.names(root):
+        if found := re.fullmatch(r".*/(\d+)/(\d+)(\.json)?", name):
+            yield int(found[1]), int(found[2]), name
 
 
 def _head(schema: pa.Schema) -> dict[str, Any]:

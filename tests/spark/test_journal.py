@@ -235,6 +235,28 @@ def test_what_a_killed_prune_leaves_is_removed_by_the_next(
     assert len(list(place.names("q/file/0"))) == 60
 
 
+def test_files_of_others_beside_journals_and_snapshots_are_left_alone(tmp_path: Path) -> None:
+    """Starts ended with a ValueError, and nothing was pruned any more."""
+    place, folder = Place(str(tmp_path / "place")), tmp_path / "index"
+    folder.mkdir()
+    (folder / "1.sst").write_text("")
+    journals, snapshots = Journals(place, "q"), Snapshots(place, "q", 0)
+    for batch in range(1, 6):
+        assert journals.create(batch, 0, journal(0))
+        snapshots.keep(folder, batch)
+    strangers = {f"q/{below}/.DS_Store" for below in ("journal", "snapshot", "snapshot/0")}
+    strangers.add(f"q/journal/{1:012d}/0 (conflicted copy)")
+    for name in strangers:
+        place.create(name, b"\0\0\0\1Bud1")
+    assert (journals.newest(), journals.oldest(0, 1)) == (5, [])
+    assert snapshots.fetch(tmp_path / "new", 9) == 5
+    (tmp_path / "place" / f"q/snapshot/0/{5:012d}.json").write_text("")  # a power failure
+    prune(place, "q", committed=5, shards=1)
+    kept = {f"q/snapshot/0/{n:012d}.json" for n in (3, 4)}
+    kept |= {f"q/journal/{n:012d}/0" for n in (4, 5)}
+    assert {*place.names("q/journal"), *place.names("q/snapshot")} == kept | strangers
+
+
 def test_files_of_a_killed_upload_are_removed_once_they_are_old(tmp_path: Path) -> None:
     """No list names them, and that of a copy half written, `…#1`, is not even listed."""
     place, folder = Place(str(tmp_path / "place")), tmp_path / "index"
