@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from contextlib import suppress
@@ -111,7 +112,13 @@ class Checkpoints:
             if error.code != HANGING:
                 raise
             return False
-        files = Place(location).names(f"checkpoint/{name}/offsets")
+        place = Place(location)
+        metadata = place.read(f"checkpoint/{name}/metadata")
+        try:
+            json.loads(b"{}" if metadata is None else metadata)
+        except ValueError:  # a power failure has cut it, and Spark would not start
+            return False
+        files = place.names(f"checkpoint/{name}/offsets")
         numbers = [int(tail) for file in files if (tail := file.rpartition("/")[2]).isdigit()]
         published = (marker["batch"] for _, marker in found if marker["query"] == name)
         return bool(numbers) and max(published, default=-1) <= max(numbers)

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent import futures
-from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -23,6 +22,7 @@ from eventpub.sink.transaction import fence_all
 from eventpub.spark.checkpoint import HANGING, Checkpoints, require_still_owner
 from eventpub.spark.monitor import Monitor
 from eventpub.spark.options import FIRST_BYTES, LEAST_BYTES, Publisher
+from eventpub.spark.place import Place
 from eventpub.spark.session import (
     NO_EXECUTOR,
     Spark,
@@ -75,7 +75,7 @@ _OF_THE_CHECKPOINT = {
     "store.rows_gone",
 }
 _MAYBE_OF_THE_CHECKPOINT = {"shard.failed", "index.corrupt"}
-"""Errors that a new checkpoint fixes, and errors that it may fix if they recur at once."""
+"""Errors that a new checkpoint fixes, and errors for which it is tried before giving up."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -175,6 +175,7 @@ class Query:
         self._starting: futures.Future[EventpubError | None] | None = None
         self._stopping: futures.Future[None] | None = None
         self._is_taken_over = self._is_left = False
+        self._wait, self._start_at, self._failures, self._unexplained = _FIRST_WAIT, 0.0, 0, 0
 
     def __enter__(self) -> Query:
         self.monitor.runner.pages.begin()
@@ -201,8 +202,7 @@ class Query:
         Raises:
             EventpubError: what waiting cannot fix.
         """
-        wait, start_at, failures, shown_at = _FIRST_WAIT, 0.0, 0, 0.0
-        progress = self.monitor.progress
+        progress, shown_at = self.monitor.progress, 0.0
         while stopped_by() is None:
             now = time.monotonic()
             error: EventpubError | None = None
@@ -212,7 +212,7 @@ class Query:
                     error, self._starting = self._starting.result(), None
             elif self.monitor.is_paused:
                 self._stop_query()
-            elif self._query is None and now >= start_at:
+            elif self._query is None and now >= self._start_at:
                 self._starting = in_thread(self._try_to_start)
             else:
                 query, error = self._ended()
@@ -220,21 +220,7 @@ class Query:
                     self.monitor.ended()
                     break
             if error is not None:
-                self.monitor.look(query and query.last, now)  # the last batches
-                if self.monitor.well_for(now) > _WELL_AFTER:
-                    wait, failures = _FIRST_WAIT, 0
-                failures += 1
-                self._require_usable(error, failures, now)
-                self.monitor.failed(error, now)
-                final = self.monitor.failures.of_shard(0, error, failures, now)
-                if final is not None:
-                    self._is_taken_over = final.code == "sink.other_query"
-                    self.monitor.runner.keep_status(is_over=True)
-                    raise final
-                log.warning("the query failed; restarting it", error=str(error), wait=wait)
-                start_at, wait = now + wait, min(2 * wait, _LONGEST_WAIT)
-                if failures % _FAILURES_OF_A_SESSION == 0 or not self._spark.is_alive:
-                    self._spark.end()
+                self._failed(query, error, now)
             was_paused = self.monitor.is_paused
             self._look(now)
             self.monitor.has_query = any((self._query, self._starting, self._is_stopping))
@@ -251,11 +237,31 @@ class Query:
         on_progress(shown(self.monitor, time.monotonic()))
         return progress
 
-    def _require_usable(self, error: EventpubError, failures: int, now: float) -> None:
-        """Raise `_UnusableError` if a new checkpoint is needed."""
+    def _failed(self, query: Watched | None, error: EventpubError, now: float) -> None:
+        """Restart the query, None: which did not start, after a backoff."""
+        self.monitor.look(query and query.last, now)  # the last batches
+        if self.monitor.well_for(now) > _WELL_AFTER:
+            self._wait, self._failures, self._unexplained = _FIRST_WAIT, 0, 0
+        self._failures += 1
+        if query is not None or not self._spark.has_run:  # otherwise a master may be away
+            self._unexplained += error.code == "shard.failed"
+        final = self.monitor.failures.of_shard(0, error, self._unexplained, now)
+        self._require_usable(error, now, gives_up=final is not None and query is not None)
+        self.monitor.failed(error, now)
+        if final is not None:
+            self._is_taken_over = final.code == "sink.other_query"
+            self.monitor.runner.keep_status(is_over=True)
+            raise final
+        log.warning("the query failed; restarting it", error=str(error), wait=self._wait)
+        self._start_at, self._wait = now + self._wait, min(2 * self._wait, _LONGEST_WAIT)
+        if self._failures % _FAILURES_OF_A_SESSION == 0 or not self._spark.is_alive:
+            self._spark.end()
+
+    def _require_usable(self, error: EventpubError, now: float, *, gives_up: bool = False) -> None:
+        """Raise `_UnusableError` if a new checkpoint is needed, or the last thing to try."""
         was_well = self.monitor.well_for(now) > 0
-        fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1 and not was_well
-        is_of_it = fails_at_once or error.code in {HANGING, *_OF_THE_CHECKPOINT}
+        is_of_it = error.code in {HANGING, *_OF_THE_CHECKPOINT}
+        is_of_it |= gives_up and error.code in _MAYBE_OF_THE_CHECKPOINT
         # another one only once the last has helped, or to become smaller still
         self._replaces_checkpoint = self._replaces_checkpoint and not was_well
         if is_of_it and (error.code == TOO_LARGE or not self._replaces_checkpoint):
@@ -269,7 +275,7 @@ class Query:
         health.lacking = NO_EXECUTOR if lacks else ""
         error = self.monitor.look(self._query and self._query.last, now)
         if error is not None and error.code == HANGING:
-            self._require_usable(error, 1, now)
+            self._require_usable(error, now)
         if error is not None and self.monitor.failures.of_command(CheckTopic({}), error, now):
             self.monitor.runner.keep_status(is_over=True)
             raise error
@@ -280,8 +286,18 @@ class Query:
         try:
             self._start_query()
         except Exception as found:
-            return error_of(found)
+            return self._cause(found)
         return None
+
+    def _cause(self, found: Exception) -> EventpubError:
+        """The error in Spark's text, or if it has none and the location is away, that."""
+        error = error_of(found)
+        if error.code == "shard.failed":
+            try:
+                Place(self._publisher.location).require_exclusive(self._publisher.query)
+            except EventpubError as away:
+                return away
+        return error
 
     def _start_query(self) -> None:
         if self._stopping is not None:  # Spark refuses a second query of the same name
@@ -305,7 +321,8 @@ class Query:
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
         if self.monitor.is_paused or self._is_left:
             return
-        query = Watched(writer.start(), session.sparkContext)
+        query = Watched(writer.start(), session.sparkContext, self._cause)
+        self._spark.has_run = True
         self.monitor.started(session)
         self._query = query
 
@@ -327,12 +344,9 @@ class Query:
                 " memory (spark.driver.memory in [spark.properties])",
                 retriable=True,
             )
-        with suppress(Exception):
-            failed = query.query.exception()
-            if failed is None and self._available_now:
-                return query, None
-            return query, error_of(failed or RuntimeError("it was stopped through Spark"))
-        return query, error_of(RuntimeError("Spark's process has ended"))
+        if query.error is None and not self._available_now:
+            return query, error_of(RuntimeError("it was stopped through Spark"))
+        return query, query.error
 
     def _stop_query(self) -> None:
         watched, self._query = self._query, None

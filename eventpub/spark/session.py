@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -72,13 +72,17 @@ def require_java() -> str:
 
 
 class Spark:
-    """The session of a run, which starts beside the checks of the publisher's start."""
+    """The session of a run, which starts beside the checks of the publisher's start.
+
+    `has_run`: a query has started in it, or in a former one.
+    """
 
     _is_starting = threading.Lock()  # a process has one Spark, also for two runs of a demo
 
     def __init__(self, config: Config, state: StateDir) -> None:
         self.config, self.state = config, state
         self._started: Future[SparkSession] | None = None
+        self.has_run = False
 
     def begin(self) -> Future[SparkSession]:
         if self._started is None:
@@ -126,34 +130,43 @@ class Watched:
     Attributes:
         last: its `lastProgress`.
         is_active: False also once Spark's process has ended.
+        error: why it is not active; None: it is over.
         lacks_executor: a batch has long been waiting for one.
         unanswered: looks at it since Spark has last answered; not seconds, since this process may
             have been suspended, too.
     """
 
-    def __init__(self, query: Any, context: Any) -> None:
+    def __init__(
+        self, query: Any, context: Any, cause: Callable[[Exception], EventpubError]
+    ) -> None:
         self.query = query
         self.last: Any = None
+        self.error: EventpubError | None = None
         self.is_active = True
         self.lacks_executor = False
-        self._context = context
+        self._context, self._cause = context, cause
         self.unanswered = 0
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
-        waits = 0
-        while self.is_active:
+        waits, is_active = 0, True
+        failed: Exception | None = None
+        while is_active:
             time.sleep(_ASKED_EVERY)
             try:
                 is_active = self.query.isActive
                 self.last = self.query.lastProgress
+                failed = None if is_active else self.query.exception()
             except Exception:  # one call may fail, as for want of memory
-                self.is_active = not _has_ended()
+                is_active = not _has_ended()
+                failed = RuntimeError("Spark's process has ended")
             else:
-                self.is_active, self.unanswered = is_active, 0
+                self.unanswered = 0
                 waits = waits + 1 if self._waits_for_executor() else 0
                 self.lacks_executor = waits * _ASKED_EVERY > _EXECUTOR_WITHIN
+        self.error = None if failed is None else self._cause(failed)
+        self.is_active = False
 
     def _waits_for_executor(self) -> bool:
         with suppress(Exception):

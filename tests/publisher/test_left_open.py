@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,12 @@ from confluent_kafka import Producer
 from pyspark import SparkContext
 
 from eventpub.coordinator.position import StartState
-from eventpub.errors import SinkError
+from eventpub.coordinator.shards import Failures
+from eventpub.errors import SinkError, StateError
 from eventpub.spark import checkpoint as of_spark
 from eventpub.spark.checkpoint import Checkpoints
 from eventpub.spark.publisher import Query, _UnusableError
-from eventpub.spark.session import Watched
+from eventpub.spark.session import Watched, error_of
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
@@ -71,10 +73,66 @@ def test_one_checkpoint_follows_another_only_where_it_has_helped(
     query: Any = SimpleNamespace(_replaces_checkpoint=replaces_checkpoint)
     query.monitor = SimpleNamespace(well_for=lambda _: well_for)
     if not again:
-        Query._require_usable(query, HANGING, 1, 0.0)
+        Query._require_usable(query, HANGING, 0.0)
         return
     with pytest.raises(_UnusableError):
-        Query._require_usable(query, HANGING, 1, 0.0)
+        Query._require_usable(query, HANGING, 0.0)
+
+
+def test_an_error_that_a_new_checkpoint_may_fix_is_retried_first() -> None:
+    query: Any = SimpleNamespace(_replaces_checkpoint=False)
+    query.monitor = SimpleNamespace(well_for=lambda _: 0.0)
+    unknown = StateError("shard.failed", "…", retriable=True)
+    Query._require_usable(query, unknown, 0.0)
+    with pytest.raises(_UnusableError):
+        Query._require_usable(query, unknown, 0.0, gives_up=True)
+
+
+def failing(*, has_run: bool) -> Any:
+    """A query that fails again and again."""
+    query: Any = SimpleNamespace(_failures=0, _unexplained=0, _wait=0.5, _start_at=0.0)
+    query._spark = SimpleNamespace(has_run=has_run, is_alive=True, end=Mock())
+    query._replaces_checkpoint = False
+    query._require_usable = partial(Query._require_usable, query)
+    query.monitor = Mock(failures=Failures(Mock()), well_for=lambda _: 0.0)
+    return query
+
+
+def test_spark_that_cannot_be_started_again_is_waited_for() -> None:
+    """As while its master is away: the sixth failure ended the run."""
+    unknown = StateError("shard.failed", "…", retriable=True)
+    query = failing(has_run=True)
+    for _ in range(9):
+        Query._failed(query, None, unknown, 0.0)
+    query = failing(has_run=False)
+    for _ in range(5):
+        Query._failed(query, None, unknown, 0.0)
+    with pytest.raises(StateError):
+        Query._failed(query, None, unknown, 0.0)
+
+
+def test_failures_that_are_explained_give_up_no_checkpoint() -> None:
+    unknown = StateError("shard.failed", "…", retriable=True)
+    away = StateError("state.unreachable", "…", retriable=True)
+    watched: Any = SimpleNamespace(last=None)
+    query = failing(has_run=True)
+    for _ in range(9):
+        Query._failed(query, watched, away, 0.0)
+    for _ in range(5):
+        Query._failed(query, watched, unknown, 0.0)
+    with pytest.raises(_UnusableError):
+        Query._failed(query, watched, unknown, 0.0)
+
+
+def test_an_error_in_sparks_words_is_of_the_location_if_that_is_away(tmp_path: Path) -> None:
+    query: Any = SimpleNamespace(
+        _publisher=SimpleNamespace(location=str(tmp_path / "a"), query="q")
+    )
+    found = RuntimeError("java.io.IOException: Stale file handle")
+    assert Query._cause(query, found).code == "shard.failed"
+    (tmp_path / "a").rmdir()
+    (tmp_path / "a").symlink_to("a")
+    assert Query._cause(query, found).code == "state.unreachable"
 
 
 def test_a_batch_that_is_too_large_is_followed_by_smaller_and_smaller_ones() -> None:
@@ -82,7 +140,7 @@ def test_a_batch_that_is_too_large_is_followed_by_smaller_and_smaller_ones() -> 
     query.monitor = SimpleNamespace(well_for=lambda _: 0.0)
     too_large = SinkError("sink.transaction_expired", "…", retriable=True)
     with pytest.raises(_UnusableError, match=r"sink\.transaction_expired"):
-        Query._require_usable(query, too_large, 1, 0.0)
+        Query._require_usable(query, too_large, 0.0)
 
 
 def test_a_spark_that_does_not_answer_is_ended() -> None:
@@ -124,24 +182,25 @@ def test_a_query_of_which_one_call_has_failed_goes_on(monkeypatch: pytest.Monkey
     """It counted as over: the run ended with status 0, and Spark with it."""
     gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: None))
     monkeypatch.setattr(SparkContext, "_gateway", gateway)
-    watched = Watched(Asked([True, None, None, True, False]), LOCAL)
+    watched = Watched(Asked([True, None, None, True, False]), LOCAL, error_of)
     time.sleep(0.35)
     assert watched.is_active
     watched.wait(5)
-    assert not watched.is_active
+    assert (watched.is_active, watched.error) == (False, None)
 
 
 def test_a_query_whose_process_has_ended_is_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: 137))
     monkeypatch.setattr(SparkContext, "_gateway", gateway)
-    watched = Watched(Asked([None]), LOCAL)
+    watched = Watched(Asked([None]), LOCAL, error_of)
     watched.wait(5)
     assert not watched.is_active
+    assert "Spark's process has ended" in str(watched.error)
 
 
 @pytest.mark.parametrize("available_now", [True, False])
 def test_only_a_run_that_ends_by_itself_is_over_without_an_error(available_now: bool) -> None:
-    watched = SimpleNamespace(is_active=False, unanswered=0, query=Asked([False]))
+    watched = SimpleNamespace(is_active=False, unanswered=0, error=None)
     query: Any = SimpleNamespace(_query=watched, _available_now=available_now)
     found, error = Query._ended(query)
     assert found == watched
@@ -167,7 +226,10 @@ def test_a_start_that_ends_while_it_takes_the_id_keeps_the_next_one_from_nothing
 ) -> None:
     """It may have taken it or not: the checkpoint goes on after either, and after no other."""
     names = ["checkpoint/q/offsets/3"]
-    monkeypatch.setattr(of_spark, "Place", lambda _: SimpleNamespace(names=lambda _: names))
+    read: dict[str, bytes] = {}
+    monkeypatch.setattr(
+        of_spark, "Place", lambda _: SimpleNamespace(names=lambda _: names, read=read.get)
+    )
     state = StateDir(tmp_path)
     state.write(state.query_file, {"query": "q", "owners": ["s1"]})
     taken: list[list[str]] = []
@@ -189,6 +251,9 @@ def test_a_start_that_ends_while_it_takes_the_id_keeps_the_next_one_from_nothing
             checkpoints._goes_on("q", "/state", state.read(state.query_file) or {}, name)
     assert checkpoints._goes_on("q", "/state", state.read(state.query_file) or {}, "s4")
     assert taken == [["s1"], ["s1", "s2"], ["s1", "s2", "s3"]]
+    read["checkpoint/q/metadata"] = b'{"id":'
+    assert not checkpoints._goes_on("q", "/state", {}, "s5"), "Spark cannot read it"
+    read.clear()
     markers.back_to = lambda *_: [(0, {"query": "q", "batch": 4})]
     assert not checkpoints._goes_on("q", "/state", {}, "s5"), "the checkpoint is a backup"
 

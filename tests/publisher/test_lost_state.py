@@ -257,3 +257,30 @@ def test_a_damaged_index_of_the_other_engine_is_set_aside(
         publisher.until_published(f"a-{number}", [1, 2, 3])
     assert "it was moved to" in publisher.log.read_text()
     assert not compare(database, publisher.topic)
+
+
+@pytest.mark.engines("here", why="the engine threads keeps nothing at a location")
+def test_a_location_that_is_away_is_waited_for(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Spark's words for it counted as a damaged checkpoint: it was given up, and deleted once the
+    location was back."""
+    create_table(database)
+    publisher = new_publisher(database)
+    location, away = publisher.folder / "location", publisher.folder / "away"
+    publisher.settings["state"] = {"location": str(location)}
+    publisher.start()
+    commit(database, range(1, 2))
+    publisher.until_published("a-39", [1])
+    location.rename(away)
+    location.symlink_to(location)  # whoever looks at it gets an error
+    publisher.command("pause")
+    publisher.command("resume")
+    commit(database, range(2, 3))
+    eventually(lambda: publisher.log.read_text().count("the query failed; restarting it") > 3)
+    location.unlink()
+    away.rename(location)
+    publisher.until_published("a-39", [1, 2])
+    assert publisher.log.read_text().count("new checkpoint: the topic is read back first") == 1
+    publisher.stop()
+    assert not compare(database, publisher.topic)

@@ -55,7 +55,7 @@ def test_a_batch_that_gets_no_executor_is_noticed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(session, "_ASKED_EVERY", 0.01)
     monkeypatch.setattr(session, "_EXECUTOR_WITHIN", 0.05)
     context = Context()
-    watched = Watched(Waiting("Processing new data"), context)
+    watched = Watched(Waiting("Processing new data"), context, session.error_of)
     eventually(lambda: watched.lacks_executor, 5)
     context.processes = 2
     eventually(lambda: not watched.lacks_executor, 5)
@@ -66,7 +66,7 @@ def test_a_query_without_a_batch_needs_no_executor(monkeypatch: pytest.MonkeyPat
     """Executors that are idle may be given back."""
     monkeypatch.setattr(session, "_ASKED_EVERY", 0.01)
     monkeypatch.setattr(session, "_EXECUTOR_WITHIN", 0.0)
-    watched = Watched(Waiting("Waiting for data to arrive"), Context())
+    watched = Watched(Waiting("Waiting for data to arrive"), Context(), session.error_of)
     time.sleep(0.2)
     assert not watched.lacks_executor
     watched.query.isActive = False
