@@ -95,6 +95,7 @@ def _sink(config: Config) -> Iterable[Check]:
         config.run.shards,
         late=config.gaps.late == "divert",
         written=written,
+        is_numbered=config.run.engine == "spark",
     )
     return _and_the_others([*found], ["broker"], _OF_TOPIC)
 

@@ -22,6 +22,8 @@ from eventpub.sink.layout import (
     written_topics,
     wrong_topics,
 )
+from eventpub.sink.markers import topic_missing
+from eventpub.sink.numbered import markers_of
 from eventpub.sink.reading import check_sample
 from eventpub.sink.records import PartitionId
 from eventpub.sink.topics import counts_of, metadata, topic_ids
@@ -42,13 +44,14 @@ class Written:
     partitions: int | None = None
 
 
-def checks(
+def checks(  # noqa: PLR0913 (options, by keyword)
     clients: Clients,
     app_id: str,
     shards: int,
     *,
     late: bool = False,
     written: Written = Written(),
+    is_numbered: bool = False,
 ) -> list[Check]:
     """Every check of the sink, in the order in which to fix problems."""
     sink = clients.sink
@@ -65,6 +68,9 @@ def checks(
     if sink.topic in found:
         made.append(_history(clients, app_id, written))
     made += of_side
+    markers = markers_of(sink)
+    if is_numbered and not sink.create_topics and markers not in found:
+        made.append(Check.wrong("side topic .batches", topic_missing(sink, markers)))
     if sink.delivery == "exactly_once":
         made.append(_transactions(clients, app_id))
     if sink.topic in found:

@@ -267,14 +267,14 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
     )
 
 
-def topic_missing(sink: config.Sink, topic: str, partitions: int | None = None) -> SinkError:
+def topic_missing(sink: config.Sink, topic: str, count: int = 0, kept: str = "") -> SinkError:
     return SinkError(
         "sink.topic_missing",
         f"there is no topic {topic}",
         where=f"topic {topic}",
         suggestion=f"kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --create"
-        f" --topic {topic} --partitions {partitions or sink.partitions}"
-        " --config retention.ms=-1 (or sink.create_topics = true)",
+        f" --topic {topic} --partitions {count or sink.partitions}"
+        f" --config {kept or 'retention.ms=-1'} (or sink.create_topics = true)",
     )
 
 

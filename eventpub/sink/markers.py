@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from eventpub import config
 from eventpub.errors import SinkError
+from eventpub.sink import faults
 from eventpub.sink.base import Refused
 from eventpub.sink.batch import Batch
 from eventpub.sink.client import Clients
@@ -117,8 +118,12 @@ def place_of(markers: str, id_: str, partitions: int) -> PartitionId:
     return markers, zlib.crc32(id_.encode()) % partitions
 
 
+def topic_missing(sink: config.Sink, topic: str) -> SinkError:
+    return faults.topic_missing(sink, topic, _PARTITIONS, "cleanup.policy=compact")
+
+
 class Markers:
-    """The markers of one id; creates a missing topic.
+    """The markers of one id; creates a missing topic if `create_topics` allows it.
 
     `is_publisher`: the query is a publisher's, which has taken the id.
     """
@@ -134,6 +139,8 @@ class Markers:
     ) -> None:
         self._clients, self._id = clients, id_
         self._is_publisher = is_publisher
+        if partitions is None and not clients.sink.create_topics:
+            raise topic_missing(clients.sink, topic)
         number = partitions or create(clients, [topic], _PARTITIONS, policy="compact")[topic]
         self.place = place_of(topic, id_, number)
 

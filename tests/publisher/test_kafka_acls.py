@@ -72,7 +72,7 @@ def log_in(publisher: Publisher, broker: Doors, *, create: bool) -> None:
     if not create:
         name = publisher.topic.name
         admin = AdminClient({"bootstrap.servers": broker.open})
-        new = [NewTopic(f"{name}{side}", 4, 1) for side in ("", ".gaps", ".dead")]
+        new = [NewTopic(f"{name}{side}", 4, 1) for side in ("", ".gaps", ".dead", ".batches")]
         for done in admin.create_topics(new).values():
             done.result(20)
 

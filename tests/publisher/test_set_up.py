@@ -23,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, compare, create_table, insert, transaction
 from tests.sink import conftest as sinks
 
@@ -170,6 +171,23 @@ def test_d5_topics_that_are_missing_and_may_not_be_created(publisher: Publisher)
         assert_both_say(said, "sink.topic_missing", missing, "kafka-topics.sh", "--create")
         new_topics(publisher.topic.bootstrap_servers, **{missing: 4})
     assert publisher.command("doctor", "--json").returncode == 0
+
+
+@pytest.mark.engines("here", why="the engine threads has no such topic")
+def test_d5_the_topic_of_batches_is_missing_and_may_not_be_created(
+    new_publisher: NewPublisher, database: FreshDatabase
+) -> None:
+    """It was created nevertheless."""
+    create_table(database)
+    publisher = new_publisher(database)
+    publisher.settings["sink"]["create_topics"] = False
+    topic, servers = publisher.topic.name, publisher.topic.bootstrap_servers
+    new_topics(servers, **{topic: 4, f"{topic}.gaps": 4, f"{topic}.dead": 4})
+    said = ask(publisher)
+    assert_both_say(said, "sink.topic_missing", f"{topic}.batches", "cleanup.policy=compact")
+    new_topics(servers, **{f"{topic}.batches": 2})
+    assert publisher.command("doctor", "--json").returncode == 0
+    publisher.publish_everything()
 
 
 def test_d5_a_side_topic_with_another_number_of_partitions(publisher: Publisher) -> None:
