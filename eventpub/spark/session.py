@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from eventpub.config import Config
 from eventpub.config_values import SECRET_NAME
 from eventpub.errors import EventpubError, StateError, find_marked, words_of
 from eventpub.local.downloads import OLDEST, version_of
+from eventpub.publisher.workers import in_thread
 from eventpub.state import StateDir
 from eventpub.state_files import disk_full, is_disk_full
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _ASKED_EVERY = 0.1
 """Seconds between questions to Spark about a query."""
 _EXECUTOR_WITHIN = 15.0
+_ANSWERS_WITHIN = 5.0
 
 NO_EXECUTOR = (
     f"a batch has waited {_EXECUTOR_WITHIN:.0f} s for an executor: the cluster has no free cores or"
@@ -72,17 +74,14 @@ def require_java() -> str:
 
 
 class Spark:
-    """The session of a run, which starts beside the checks of the publisher's start.
-
-    `has_run`: a query has started in it, or in a former one.
-    """
+    """The session of a run, which starts beside the checks of the publisher's start."""
 
     _is_starting = threading.Lock()  # a process has one Spark, also for two runs of a demo
 
     def __init__(self, config: Config, state: StateDir) -> None:
         self.config, self.state = config, state
         self._started: Future[SparkSession] | None = None
-        self.has_run = False
+        self.has_run = False  # whether a query has started, also in a former session
 
     def begin(self) -> Future[SparkSession]:
         if self._started is None:
@@ -313,19 +312,21 @@ def _as_arguments(options: str) -> str:
 
 
 def end_session(*, kills: bool) -> None:
-    """End Spark; a local or frozen process is killed, since an orderly stop takes a second."""
+    """End Spark; a local or frozen process is killed, since an orderly stop takes a second. On a
+    cluster that stop also removes what is there of the application."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     gateway: Any = SparkContext._gateway
-    process = getattr(gateway, "proc", None)
+    process, context = getattr(gateway, "proc", None), SparkContext._active_spark_context
+    if context is not None and not kills:
+        stopping = in_thread(context.stop)
+        kills = bool(wait([stopping], _ANSWERS_WITHIN).not_done)
     with suppress(Exception):  # its process may have gone
         if kills and process is not None:
             process.kill()
             process.wait()
             gateway.shutdown()
-        elif SparkContext._active_spark_context is not None:
-            SparkContext._active_spark_context.stop()
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
 
@@ -338,10 +339,11 @@ def _has_ended() -> bool:
     return process is None or process.poll() is not None
 
 
-def is_alive(session: SparkSession | None) -> bool:
+def is_alive(session: SparkSession) -> bool:
+    """Whether Spark answers that it is."""
+    jvm: Any = session.sparkContext._jsc
     with suppress(Exception):
-        jvm: Any = None if session is None else session.sparkContext._jsc
-        return jvm is not None and not jvm.sc().isStopped()
+        return not in_thread(lambda: jvm.sc().isStopped()).result(_ANSWERS_WITHIN)
     return False
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from pyspark import SparkContext
 
 from eventpub.spark import session
 from eventpub.spark.session import Watched
@@ -34,6 +38,7 @@ class Waiting:
 
     isActive = True  # noqa: N815 (Spark's name)
     lastProgress = None  # noqa: N815
+    exception = Mock(return_value=None)
 
     def __init__(self, message: str) -> None:
         self.status = {"message": message}
@@ -70,6 +75,38 @@ def test_a_query_without_a_batch_needs_no_executor(monkeypatch: pytest.MonkeyPat
     time.sleep(0.2)
     assert not watched.lacks_executor
     watched.query.isActive = False
+
+
+class Process:
+    """Spark's, frozen until it is killed."""
+
+    def __init__(self) -> None:
+        self.killed = threading.Event()
+        self.kill, self.wait, self.stop = self.killed.set, Mock(), self.killed.wait
+        self.proc, self.shutdown = self, Mock()
+        self.sc = lambda: SimpleNamespace(isStopped=lambda: bool(self.killed.wait()))
+
+
+def test_a_spark_that_freezes_while_it_stops_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster the publisher's loop waited for it for ever, and took no signal."""
+    monkeypatch.setattr(session, "_ANSWERS_WITHIN", 0.1)
+    process: Any = Process()
+    monkeypatch.setattr(SparkContext, "_gateway", process)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", process)
+    asked: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=process))
+    assert not session.is_alive(asked)
+    session.end_session(kills=False)
+    assert process.killed.is_set()
+    assert SparkContext._active_spark_context is None
+
+
+def test_a_cluster_is_left_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    process: Any = Process()
+    process.stop = Mock()
+    monkeypatch.setattr(SparkContext, "_gateway", process)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", process)
+    session.end_session(kills=False)
+    assert (process.stop.call_count, process.killed.is_set()) == (1, False)
 
 
 def test_a_large_log_is_emptied_while_others_append_to_it(
