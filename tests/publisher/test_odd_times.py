@@ -50,7 +50,7 @@ def times_of(publisher: Publisher) -> str:
 
 def lag_of(publisher: Publisher) -> float | None:
     status: Any = ask_running(StateDir(publisher.state), "status")
-    return status and status["lag"]["seconds"]
+    return None if status is None else float(status["lag"]["seconds"])
 
 
 @pytest.mark.parametrize("number", ["id", "no", ""])
