@@ -160,7 +160,7 @@ def has_got_on(report: Report) -> bool:
     return bool(report.done or report.published)
 
 
-_MOST_FAILURES = 5
+MOST_FAILURES = 5
 """Consecutive unexplained failures of a shard before the publisher gives up."""
 
 _TAKEOVER = 20.0
@@ -222,7 +222,7 @@ class Failures:
         if error.code in _SIGHTINGS:
             return self._another_publisher(shard, error, now)
         if error.code == "shard.failed":
-            return error if in_a_row > _MOST_FAILURES else None
+            return error if in_a_row > MOST_FAILURES else None
         return (
             None if error.retriable or self._may_pass(f"shard {shard}", error.code, now) else error
         )

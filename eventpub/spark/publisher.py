@@ -12,7 +12,7 @@ import structlog
 
 from eventpub.coordinator.events import CheckTopic
 from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.shards import Failures
+from eventpub.coordinator.shards import MOST_FAILURES, Failures
 from eventpub.coordinator.status import shown
 from eventpub.errors import EventpubError, StateError
 from eventpub.publisher.prepare import Prepared
@@ -244,9 +244,10 @@ class Query:
             self._wait, self._failures, self._unexplained = _FIRST_WAIT, 0, 0
         self._failures += 1
         if query is not None or not self._spark.has_run:  # otherwise a master may be away
-            self._unexplained += error.code == "shard.failed"
+            self._unexplained += error.code in _MAYBE_OF_THE_CHECKPOINT
         final = self.monitor.failures.of_shard(0, error, self._unexplained, now)
-        self._require_usable(error, now, gives_up=final is not None and query is not None)
+        is_last = final is not None or self._unexplained > MOST_FAILURES
+        self._require_usable(error, now, gives_up=is_last and query is not None)
         self.monitor.failed(error, now)
         if final is not None:
             self._is_taken_over = final.code == "sink.other_query"
