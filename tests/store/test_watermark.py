@@ -17,7 +17,7 @@ import pytest
 
 from eventpub.config import Store
 from eventpub.local.servers import Database
-from eventpub.sources.mysql import Watermark, watermark
+from eventpub.sources.mysql import Watermark, open_transactions, watermark
 from eventpub.sources.mysql.checking import checks
 from eventpub.sources.mysql.connection import connect_for_reading
 from eventpub.sources.mysql.open_transactions import (
@@ -182,6 +182,17 @@ def test_one_without_a_thread_at_the_first_poll_may_hide_any_row(hidden_since: i
     found.seen(12 * SECOND, [tx(1, thread=8, started=10)], reached=10 * SECOND)
     found.seen(13 * SECOND, [], reached=10 * SECOND)
     assert found.take_ended() == [(0, 11 * SECOND)]
+
+
+def test_one_that_was_prepared_while_the_server_runs_hides_nothing_from_before_it() -> None:
+    """An application with XA has one at nearly any moment: each start compared a month by key."""
+    now, hour = 1_700_000_000, 3600
+    for up, since in ((now - 2 * hour, now - hour - 1), (now - hour, 0)):
+        found = OpenTransactions(100 * SECOND)
+        found.server_started = up * SECOND
+        found.seen(now * SECOND, [tx(1, thread=0, started=now - 1)])
+        assert (found.hidden_since, found.open_since) == (since * SECOND, since * SECOND)
+        assert found.upto == (now - 1) * SECOND
 
 
 @pytest.mark.parametrize(
@@ -630,17 +641,57 @@ def test_what_was_prepared_before_a_restart_of_the_server_may_still_fill_an_olde
             )
             cursor.execute("XA END 'x'")
             cursor.execute("XA PREPARE 'x'")
-        time.sleep(1.1)  # the server says whole seconds
-        seen_at = int(time.time() * SECOND)
         restart(server)
         time.sleep(1.1)
         mark = Watermark(config, 60 * SECOND, unknown_for=SECOND)
         assert mark.open_since == 0, "nothing is known before the first answer"
         polling(mark, lambda: mark.has_open)
-        assert mark.open_since is not None
-        assert mark.open_since < seen_at
+        assert mark.open_since == mark.hidden_since == 0
         database.execute("XA COMMIT 'x'")
         polling(mark, lambda: mark.open_since is None)
+        mark.close()
+
+
+@both
+def test_one_that_is_prepared_and_left_shows_when_it_began(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_transactions, "_HOUR", 0)  # the server has just been started
+    config, began = create(database), int(time.time()) * SECOND
+    with database.connect() as writer, writer.cursor() as cursor:
+        cursor.execute("XA START 'left'")
+        cursor.execute(
+            "INSERT INTO events (aggregate_id, version, event_type) VALUES ('a', 1, 't')"
+        )
+        cursor.execute("XA END 'left'")
+        cursor.execute("XA PREPARE 'left'")
+    mark = Watermark(config, 60 * SECOND)
+    try:
+        polling(mark, lambda: mark.has_open)
+        assert began <= (mark.hidden_since or 0) <= int(time.time() * SECOND)
+    finally:
+        database.execute("XA COMMIT 'left'")
+        mark.close()
+
+
+@pytest.mark.parametrize("start", [mysql, mariadb], ids=["mysql", "mariadb"])
+def test_what_a_crash_has_left_to_roll_back_hides_nothing(
+    start: Callable[..., Database], tmp_path: Path
+) -> None:
+    with start(tmp_path) as server, fresh_database(server) as database:
+        config = create(database)
+        with database.connect(autocommit=False) as writer, writer.cursor() as cursor:
+            for number in range(12):
+                cursor.executemany(
+                    "INSERT INTO events (aggregate_id, version, event_type) VALUES (%s, 1, 't')",
+                    [(f"{number}-{i}",) for i in range(10_000)],
+                )
+            database.execute("CREATE TABLE flushed (id INT PRIMARY KEY)")
+            server.kill()
+        server.start()
+        mark = Watermark(config, 60 * SECOND)
+        polling(mark, lambda: bool(mark.upto))
+        assert mark.hidden_since != 0
         mark.close()
 
 

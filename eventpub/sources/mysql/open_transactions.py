@@ -11,6 +11,7 @@ from typing import Any
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
+_HOUR = 3600 * SECOND
 _EVER = 0
 _FIRST_PSEUDO_ID = 1 << 48  # MySQL's ids of transactions that have not written; MariaDB's are 0
 
@@ -73,6 +74,7 @@ class OpenTransactions:
     Attributes:
         polled_at: database time of the last poll, µs.
         timed_out: number of transactions open for longer than `max_wait`.
+        server_started: µs; None: unknown.
     """
 
     def __init__(self, max_wait: int, hidden_since: int | None = None) -> None:
@@ -81,6 +83,7 @@ class OpenTransactions:
         self._open: dict[tuple[int, int], Transaction] = {}
         self.polled_at: int | None = None
         self.timed_out = 0
+        self.server_started: int | None = None
         self._ended: list[tuple[int, int]] = []
         self._first_poll: int | None = None
         self._steady_since = 0
@@ -156,9 +159,12 @@ class OpenTransactions:
             before = started
             since = before if self._hidden_since is None else min(before, self._hidden_since)
             if not found.thread:
-                # prepared (XA), perhaps before a restart of the server, which shows the recovery
-                # as its start
-                since = started = _EVER
+                # prepared (XA); a recovered one shows the time of its recovery, which the server
+                # ends within an hour; a replicated one shows when it was applied
+                up = self.server_started
+                is_recovered = up is None or started <= up + _HOUR
+                started = _EVER if is_recovered else started - _HOUR
+                since = min(since, started)
         else:
             known = min(self.polled_at, started) if went_back else self.polled_at
             # in whole seconds; polls may be an hour apart
@@ -205,7 +211,7 @@ class OpenTransactions:
 
     @property
     def open_since(self) -> int | None:
-        """Start of the oldest open one, µs; 0 if prepared (XA); None: none is open."""
+        """Start of the oldest open one, µs; 0 if recovered (XA); None: none is open."""
         return min((t.started - DAY * t.is_ahead for t in self._open.values()), default=None)
 
     @property
@@ -221,7 +227,7 @@ _DST = 3600
 _SHOWS = 2
 """From this age in whole seconds, a statement counts even if it waits for no lock."""
 _QUERY_LENGTH = 1000
-_NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 _AT = "UNIX_TIMESTAMP(trx_started)"
 # of a repeated local time, the first instant
 _AT_FIRST = (
@@ -229,16 +235,18 @@ _AT_FIRST = (
     f" WHEN FROM_UNIXTIME({_AT} - 1800) = trx_started THEN {_AT} - 1800 ELSE {_AT} END"
 )
 OPEN = (
-    f"{_NOW}, trx_id, trx_mysql_thread_id, {_AT}, {_AT_FIRST}, COALESCE(trx_query, ''),"
+    f"{NOW}, trx_id, trx_mysql_thread_id, {_AT}, {_AT_FIRST}, COALESCE(trx_query, ''),"
     " trx_rows_modified, trx_lock_structs + trx_rows_locked, trx_is_read_only,"
     " trx_autocommit_non_locking FROM information_schema.innodb_trx"
+    # left by a crash of the server; its rows never show
+    " WHERE trx_mysql_thread_id <> 0 OR trx_state <> 'ROLLING BACK'"
 )
 _WAITS = "^Waiting for .*(lock|flush|table)"
 PROCESSES = (
-    f"{_NOW}, id, {{age}}, state REGEXP '{_WAITS}', LEFT(info, {_QUERY_LENGTH})"
+    f"{NOW}, id, {{age}}, state REGEXP '{_WAITS}', LEFT(info, {_QUERY_LENGTH})"
     " FROM information_schema.processlist WHERE info IS NOT NULL AND id <> CONNECTION_ID()"
     f" AND command NOT IN ('Sleep', 'Daemon') AND (state REGEXP '{_WAITS}' OR time >= {_SHOWS})"
-    f" UNION ALL SELECT {_NOW}, NULL, NULL, NULL, NULL"
+    f" UNION ALL SELECT {NOW}, NULL, NULL, NULL, NULL"
 )
 
 

@@ -29,8 +29,10 @@ from eventpub.errors import StoreError
 from eventpub.sources.mysql.connection import Connection, is_mariadb, run
 from eventpub.sources.mysql.open_transactions import (
     DAY,
+    NOW,
     OPEN,
     PROCESSES,
+    SECOND,
     OpenTransactions,
     found_in,
 )
@@ -188,6 +190,9 @@ class Watermark:
     def _prepare(self, connection: Connection, server: str) -> None:
         self.server = server
         self._turns.is_ours = False  # the former connection held its lock
+        [(_, uptime)] = run(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")
+        [(now,)] = run(connection, f"SELECT {NOW}")
+        self._transactions.server_started = int(now) - int(uptime) * SECOND
         age = "time_ms * 1000" if is_mariadb(connection) else "time * 1000000"
         self._processes = PROCESSES.format(age=age)
         # other isolation levels take no snapshot, so our own transaction would not show
