@@ -183,7 +183,8 @@ class Contiguous:
             of_aggregate, event = refused.setdefault(aggregate_id, set()), (aggregate_id, number)
             content = self._batch.contents(self._batch.rows, row)
             before = contents.setdefault(event, set(known.contents.get(event, ())))
-            if number in of_aggregate and (not before or content <= before):
+            is_compared = before and event not in known.lone
+            if number in of_aggregate and (not is_compared or content <= before):
                 self._batch.decision.counts.duplicates += 1
                 continue
             before |= content
@@ -232,8 +233,9 @@ class Contiguous:
         for i in np.flatnonzero(old | repeated).tolist():
             row, of_version = int(order[i]), int(first[i])
             decided = of_version if of_version in late or not old[i] else None
-            is_known = decided is not None or self.columns.at(row)[:2] in batch.known.contents
-            if is_known and row not in late:
+            event, known = self.columns.at(row)[:2], batch.known
+            is_compared = event in known.contents and event not in known.lone
+            if (decided is not None or is_compared) and row not in late:
                 batch.second.append((row, decided))
 
 

@@ -7,7 +7,7 @@ index keeps is a cache of it. Rows are counted by bucket: one second of `create_
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, Literal
@@ -155,6 +155,8 @@ class Known:
         refused: dead-lettered versions below the first version.
         times: packed `Seen`.
         contents: hashes of decided rows by version, see `Rules.contents_of`.
+        lone: those of them whose only row has other contents now: judged by its time, as it may
+            have been made anonymous.
         times_since: rows created up to here are never conflicts, as older times were not kept or
             were read differently, µs; None: all were kept.
     """
@@ -168,6 +170,7 @@ class Known:
     times_since: int | None = None
     rewritten: Mapping[str, Rewritten] = field(default_factory=dict)
     contents: Mapping[tuple[str, int], set[bytes]] = field(default_factory=dict)
+    lone: Collection[tuple[str, int]] = ()
 
 
 NO_TIME = -(1 << 63)

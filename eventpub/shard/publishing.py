@@ -6,6 +6,7 @@ process may die between any two lines.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from operator import attrgetter
@@ -23,6 +24,7 @@ from eventpub.admission.model import (
     VersionRange,
     numbers_of,
     values,
+    version_ranges,
 )
 from eventpub.errors import SinkError, StateError
 from eventpub.shard.context import Accounted, ShardContext
@@ -147,6 +149,7 @@ class Publishing:
 
         if context.rules.contents_of is not None:
             known.contents = context.index.contents(_decided(rows, known))
+            known.lone = self._lone(rows, known) if known.contents else set()
         decision = decide(rows)
         whole = True
         if self._holds_shard and rows.num_rows:
@@ -253,6 +256,19 @@ class Publishing:
                 for event, content in zip(_events(table), contents_of(table), strict=True):
                     found.setdefault(event, set(known.contents.get(event, ()))).add(content)
         return found
+
+    def _lone(self, rows: pa.Table, known: Known) -> set[Event]:
+        """See `Known.lone`."""
+        context, of = self._context, self._context.rules.contents_of
+        assert of is not None
+        each = zip(_events(rows), of(rows), strict=True)
+        changed = {event for event, now in each if now not in known.contents.get(event, [now])}
+        ranges, there = version_ranges(changed), Counter[Event]()
+        with context.timed("backtrack"):
+            while ranges:
+                found, ranges = context.fetch(ranges)
+                there.update(_events(found))
+        return {event for event in changed if there[event] < 2}
 
     # -- backtrack -------------------------------------------------------------------------------
 

@@ -291,14 +291,18 @@ def test_a_second_row_of_one_version_is_refused_where_the_table_allows_it() -> N
 
 
 def test_a_row_of_a_version_that_was_published_may_be_the_only_one_that_the_table_has() -> None:
-    """The published row was deleted, and another one inserted."""
+    """The published row was deleted, and another one inserted; or it was made anonymous."""
     rules = Rules(contents_of=lambda some: [b"another"] * some.num_rows)
-    known = Known(last={"a": 1}, contents={("a", 1): {b"published"}})
-    decision = admission.Plan(table([("a", 1, 11)]), known, rules, now=0).decide(table([]))
-    assert decision.refused is not None
-    [reason] = decision.refused[1]
-    assert "another event of this version was published before" in reason
-    assert "more than once" not in reason
+    known = Known(last={"a": 1}, contents={("a", 1): {b"published"}}, times={"a": 10 << 1 | 1})
+    for lone, created, refused in (((), 10, 1), ([("a", 1)], 11, 1), ([("a", 1)], 10, 0)):
+        known.lone = lone
+        rows = table([("a", 1, created)])
+        decision = admission.Plan(rows, known, rules, now=0).decide(table([]))
+        reasons = [] if decision.refused is None else decision.refused[1]
+        assert len(reasons) == refused
+        assert all("another event of this version was published before" in r for r in reasons)
+        assert "more than once" not in str(reasons)
+        assert decision.counts.duplicates == 1 - refused
 
 
 def test_a_gap_is_not_skipped_while_a_transaction_that_was_open_then_is_open() -> None:

@@ -173,6 +173,28 @@ def test_f11_published_rows_may_be_deleted_archived_and_made_anonymous(
     publisher.kill()
 
 
+@pytest.mark.engines("threads", "here")
+@pytest.mark.parametrize("loss", ["index", "progress.json"])
+def test_f11_rows_made_anonymous_where_a_version_may_have_two(
+    database: FreshDatabase, publisher: Publisher, loss: str
+) -> None:
+    """They are read again; more of them than `sink.dead_limit` would stop the publisher."""
+    database.execute("ALTER TABLE events DROP INDEX aggregate_id, ADD KEY (aggregate_id, version)")
+    write(database, [*range(1, 9)])
+    publisher.publish_everything()
+    database.execute("UPDATE events SET payload = 'gone' WHERE version < 8")
+    if loss == "index":
+        publisher.lose_index()
+    else:
+        (publisher.state / loss).unlink()
+    write(database, [8], b"another")
+    write(database, [9])
+    publisher.publish_everything()
+    assert len(publisher.topic.read()) == len(AGGREGATES) * 9
+    assert {(r.key, r.version) for r in letters(publisher)} == {(a, 8) for a in AGGREGATES}
+    assert len(letters(publisher)) == len(AGGREGATES)
+
+
 Pair = tuple[FreshDatabase, FreshDatabase]
 
 
