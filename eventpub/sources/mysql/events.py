@@ -103,10 +103,8 @@ class EventStore(Source):
         while True:
             stop = self._layout.clock.next_backward_change(after + 2) - 1
             with self._pool.connection() as connection:
-                who = server.columns(connection)
-                sql = statements.now_and_first_time(self._layout, after, stop, who)
-                now, first, *flags, identity = run(connection, sql)[0]
-                server.require_role(self._config, connection, flags, identity)
+                values = statements.now_and_first_time(self._layout, after, stop)
+                identity, (now, first) = server.require_primary(self._config, connection, values)
             boundary = self._boundary(now, delay, at_most)
             oldest = None if first is None else self._layout.instant(micros(first), after, stop)
             end = min(boundary, stop)

@@ -11,9 +11,10 @@ replica of the others. Only the operator can know that all writers use one of th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import pymysql.err
 
@@ -106,23 +107,21 @@ class Server:
         return "is writable"
 
 
-def columns(connection: Connection) -> str:
-    """The columns to SELECT: two flags, whether it is read only, and its identity."""
+def _asked(connection: Connection, also: str = "NULL") -> tuple[str, bool, list[Any]]:
+    """Its identity, whether it is read only, and the values of `also`, of the same statement."""
+    who = "@@server_uuid"
     if is_mariadb(connection):
-        return f"{_READ_ONLY}, CONCAT_WS('/', @@GLOBAL.server_id, @@hostname, @@port)"
-    return f"{_READ_ONLY}, @@server_uuid"
-
-
-def _is_read_only(flags: Iterable[object]) -> bool:
-    return any(flag not in _OFF for flag in flags)
+        who = "CONCAT_WS('/', @@GLOBAL.server_id, @@hostname, @@port)"
+    identity, *flags = run(connection, f"SELECT {who}, {_READ_ONLY}, {also}")[0]
+    return str(identity), not _OFF.issuperset(flags[:2]), flags[2:]
 
 
 def examine(config: Store, connection: Connection) -> Server:
     with mapped(display_name(config)):
-        *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
+        identity, read_only, _ = _asked(connection)
         source, is_visible = _source(connection)
         cluster = cluster_of(dict(run(connection, _CLUSTER_VARIABLES)))
-        return Server(str(identity), _is_read_only(flags), source, is_visible, cluster)
+        return Server(identity, read_only, source, is_visible, cluster)
 
 
 def cluster_of(variables: Mapping[str, str]) -> str | None:
@@ -143,30 +142,26 @@ _EXAMINED_EVERY = 60.0
 """Seconds; a demoted primary may still take writes."""
 
 
-def require_primary(config: Store, connection: Connection) -> str:
-    """The server's identity; raises like `require_role`."""
-    with mapped(display_name(config)):
-        *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
-    require_role(config, connection, flags, str(identity))
-    return str(identity)
-
-
-def require_role(config: Store, connection: Connection, flags: list[object], identity: str) -> None:
-    """Refuse a server that must not be read; retriable, as the address may move.
+def require_primary(
+    config: Store, connection: Connection, also: str = "NULL"
+) -> tuple[str, list[Any]]:
+    """The server's identity and the values of `also`; refuses a server that must not be read.
 
     Raises:
-        StoreError: store.replica, store.multi_primary
+        StoreError: store.replica, store.multi_primary; retriable, as the address may move.
     """
+    identity, read_only, values = _asked(connection, also)
     if config.allow_replica:
-        return
+        return identity, values
     met = (display_name(config), identity)
-    if _is_read_only(flags):
+    if read_only:
         _primaries.pop(met, None)
         Server(identity, True, None, False).require_primary(config, retriable=True)
     elif monotonic() - _primaries.get(met, float("-inf")) > _EXAMINED_EVERY:
         _primaries.pop(met, None)
         examine(config, connection).require_primary(config, retriable=True)
         _primaries[met] = monotonic()
+    return identity, values
 
 
 def _source(connection: Connection) -> tuple[str | None, bool]:
@@ -230,7 +225,7 @@ class Pool:
         try:
             with mapped(self._where):
                 if idle is None:
-                    self._prepare(connection, require_primary(self._config, connection))
+                    self._prepare(connection, require_primary(self._config, connection)[0])
                 yield connection
         except BaseException:  # also where its caller stops reading
             connection._force_close()  # type: ignore[attr-defined]

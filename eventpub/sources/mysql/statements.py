@@ -87,10 +87,10 @@ def nth_time(layout: Layout, first: int, last: int, n: int) -> str:
     return f"{_select(time, layout.by_time, between(layout, first, last), time, 1)} OFFSET {n - 1}"
 
 
-def now_and_first_time(layout: Layout, after: int, upto: int, others: str) -> str:
+def now_and_first_time(layout: Layout, after: int, upto: int) -> str:
     values = local_range(layout, after, upto)
     first = "NULL" if values is None else f"({nth_time(layout, *values, 1)})"
-    return f"SELECT {_NOW}, {first}, {others}"
+    return f"{_NOW}, {first}"
 
 
 def now_and_newest_time(layout: Layout) -> str:
