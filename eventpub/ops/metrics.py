@@ -104,8 +104,8 @@ METRICS = (
     ),
     _gauge(
         "last_poll_age_seconds",
-        "seconds since the database answered a poll of the boundary; it is not polled while no"
-        " shard is published",
+        "seconds since the database answered a poll of the boundary, which the engine threads does"
+        " not make while no shard is published",
         lambda s: s["poll_age_seconds"],
     ),
     _gauge("holds_open", "aggregates that wait for a missing version", lambda s: s["holds_open"]),

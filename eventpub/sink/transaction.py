@@ -88,7 +88,7 @@ class TransactionWriter:
         self.log = client.ClientLog()
         self.caution = cautions.setdefault((clients.sink.bootstrap_servers, id_), Caution())
         self.sends_singly = self.caution.sends_singly
-        self.needs_replacement = self._has_delivered = False
+        self.needs_replacement = self._is_slow = False
         self._producing = Producing(clients, self)
         self._began, self._timeout, self._closed = 0.0, timeout, False
         self._failure: dict[str, Any] | None = None
@@ -139,8 +139,7 @@ class TransactionWriter:
     def _take_over(self) -> Producer:
         producer = self._clients.producer(self._id, self.log, careful=self.sends_singly)
         timeout = READY_TIMEOUT if self._timeout is None else self._timeout
-        started = self._clock.monotonic()
-        doing = "taking over the shard"
+        started, doing = self._clock.monotonic(), "taking over the shard"
         while self.is_transactional:
             try:
                 client.call(producer.init_transactions, 0.5)
@@ -158,9 +157,8 @@ class TransactionWriter:
                     raise faults.auth_failed(self._sink, last) from exception
                 waited = self._clock.monotonic() - started
                 if waited > timeout:
-                    raise faults.unreachable(
-                        self._sink, doing, waited, last or error
-                    ) from exception
+                    last = last or error
+                    raise faults.unreachable(self._sink, doing, waited, last) from exception
         return producer
 
     def close(self) -> None:
@@ -236,7 +234,7 @@ class TransactionWriter:
             raise faults.aborted(None, self._sink)
         self.serve()
         self.log.forget()
-        self._began, self._has_delivered = self._clock.monotonic(), False
+        self._began, self._is_slow = self._clock.monotonic(), False
         if not self.is_transactional:
             return
         try:
@@ -255,7 +253,6 @@ class TransactionWriter:
                 self.wait_for_delivery(batch)
         except KafkaException as exception:
             raise self._undo(faults.kafka_error(exception), batch) from exception
-        self._has_delivered |= self.is_transactional and batch.delivered > 0
         if not accepts_loss and (batch.refused or not batch.is_delivered):
             raise self._undo(None, batch)
 
@@ -265,20 +262,23 @@ class TransactionWriter:
             return False
         client.let_go(self.client)
         self._producer, self.needs_replacement = None, True
-        producer = self._take_over()
-        self._producer, self.needs_replacement = producer, False
+        self._producer, self.needs_replacement = self._take_over(), False
         self._begin()
         self.needs_replacement = True  # nothing is committed any more
         return True
 
     def wait_for_delivery(self, batch: Batch) -> bool:
         """Wait until nothing is queued; False if something has failed or takes too long."""
-        deadline = self._clock.monotonic() + self.flush_timeout
-        while client.call(self.client.flush, 0.1):
-            has_failed = batch.failed() or self.log.transaction_error is not None
-            if has_failed or self._clock.monotonic() >= deadline:
-                return False
-        return True
+        before, advanced, began = 1 << 62, self._began, self._clock.monotonic()
+        while True:
+            left, now = client.call(self.client.flush, 0.1), self._clock.monotonic()
+            has_failed = bool(batch.failed()) or self.log.transaction_error is not None
+            if has_failed or now - began >= self.flush_timeout or not left:
+                is_advancing = now - advanced < self.flush_timeout / 4
+                self._is_slow = self.is_transactional and has_failed and is_advancing
+                return not left
+            if left < before:
+                before, advanced = left, now
 
     def _commit(self) -> None:
         if not self.is_transactional:
@@ -325,8 +325,8 @@ class TransactionWriter:
                 if not error.retriable() or self._clock.monotonic() - started > seconds:
                     return error
         self.serve()
-        if self._clock.monotonic() - started > DOUBT_AFTER or self.log.in_doubt:
-            self.needs_replacement = True
+        took = self._clock.monotonic() - started
+        self.needs_replacement |= took > DOUBT_AFTER or self.log.in_doubt
         return None
 
     def _undo(self, error: KafkaError | None, batch: Batch) -> SinkError:
@@ -395,6 +395,6 @@ class TransactionWriter:
         mapped = faults.fault(error, doing, self._sink)
         waited = self._clock.monotonic() - self._began
         is_fenced = mapped.code in {"sink.fenced", "sink.own_request_late"}
-        is_slow = doing == "producing" and self._has_delivered and mapped.code == "sink.unreachable"
+        is_slow = doing == "producing" and self._is_slow and mapped.code == "sink.unreachable"
         has_expired = is_fenced and waited * 1e6 >= self._sink.transaction_timeout
         return faults.stalled(error, waited) if has_expired or is_slow else mapped

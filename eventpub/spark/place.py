@@ -145,7 +145,7 @@ class Place:
             return
         file = self._folder / name
         for path in (file, file.parent, file.parent.parent):  # whose entry may be new too
-            with suppress(FileNotFoundError):  # already deleted
+            with self._mapped(), suppress(FileNotFoundError):  # already deleted
                 number = os.open(path, os.O_RDONLY)
                 try:
                     os.fsync(number)

@@ -174,7 +174,7 @@ class Query:
         self._query: Watched | None = None
         self._starting: futures.Future[EventpubError | None] | None = None
         self._stopping: futures.Future[None] | None = None
-        self._is_taken_over = self._is_left = False
+        self._is_taken_over = self._is_left = self._has_session = False
         self._wait, self._start_at, self._failures, self._unexplained = _FIRST_WAIT, 0.0, 0, 0
 
     def __enter__(self) -> Query:
@@ -243,11 +243,11 @@ class Query:
         if self.monitor.well_for(now) > _WELL_AFTER:
             self._wait, self._failures, self._unexplained = _FIRST_WAIT, 0, 0
         self._failures += 1
-        if query is not None or not self._spark.has_run:  # otherwise a master may be away
+        if self._has_session or not self._spark.has_run:  # otherwise a master may be away
             self._unexplained += error.code in _MAYBE_OF_THE_CHECKPOINT
         final = self.monitor.failures.of_shard(0, error, self._unexplained, now)
         is_last = final is not None or self._unexplained > MOST_FAILURES
-        self._require_usable(error, now, gives_up=is_last and query is not None)
+        self._require_usable(error, now, gives_up=is_last and self._has_session)
         self.monitor.failed(error, now)
         if final is not None:
             self._is_taken_over = final.code == "sink.other_query"
@@ -262,7 +262,7 @@ class Query:
         """Raise `_UnusableError` if a new checkpoint is needed, or the last thing to try."""
         was_well = self.monitor.well_for(now) > 0
         is_of_it = error.code in {HANGING, *_OF_THE_CHECKPOINT}
-        is_of_it |= gives_up and error.code in _MAYBE_OF_THE_CHECKPOINT
+        is_of_it |= gives_up and not was_well and error.code in _MAYBE_OF_THE_CHECKPOINT
         # another one only once the last has helped, or to become smaller still
         self._replaces_checkpoint = self._replaces_checkpoint and not was_well
         if is_of_it and (error.code == TOO_LARGE or not self._replaces_checkpoint):
@@ -308,7 +308,9 @@ class Query:
             self._stopping = None
         if self._is_left:  # Spark may be the next query's by now
             return
+        self._has_session = False
         session = self._spark.session()
+        self._has_session = True
         self._checkpoints.sink().markers.check_leader()  # the first batch may be a repeated one
         packed = self._publisher.packed(self._config)
         rows = session.readStream.format("eventstore").option("publisher_secret", packed)

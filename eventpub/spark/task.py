@@ -72,7 +72,7 @@ class JournaledContext(ShardContext):
         super().__init__(assignment, number)
         self.journal_sink = JournalSink(has_contents=not assignment.layout.key_is_unique)
         self.sink = self.journal_sink
-        self._most_bytes = plan.most_bytes
+        self._most_bytes, self.may_stop = plan.most_bytes, False  # requests are answered whole
         try:
             self._begin(index)
             if index.is_new:
@@ -100,7 +100,7 @@ class JournaledContext(ShardContext):
     @property
     def is_stopping(self) -> bool:  # type: ignore[override]
         """Whether the batch has reached `most_bytes`: once decided it cannot be made smaller."""
-        return self.journal_sink.size > self._most_bytes
+        return self.may_stop and self.journal_sink.size > self._most_bytes
 
     def committed(self, created: Any) -> None:
         """The sink tells their ages."""
@@ -277,6 +277,7 @@ class Task:
                 # the plan is fixed: an error would recur in each attempt
                 step.answering.answer(request, gives_up=True)
                 yield
+        context.may_stop = True
         after = max(plan.start or 0, plan.begin if index.position is None else index.position)
         had_rows = waits = False
         if self._options.config.gaps.policy == "hold_shard" and index.holds:

@@ -88,13 +88,14 @@ def test_an_error_that_a_new_checkpoint_may_fix_is_retried_first() -> None:
         Query._require_usable(query, unknown, 0.0, gives_up=True)
 
 
-def failing(*, has_run: bool) -> Any:
+def failing(*, has_run: bool, has_session: bool = False, was_well: bool = False) -> Any:
     """A query that fails again and again."""
     query: Any = SimpleNamespace(_failures=0, _unexplained=0, _wait=0.5, _start_at=0.0)
+    query._has_session = has_session
     query._spark = SimpleNamespace(has_run=has_run, is_alive=True, end=Mock())
     query._replaces_checkpoint = False
     query._require_usable = partial(Query._require_usable, query)
-    query.monitor = Mock(failures=Failures(Mock()), well_for=lambda _: 0.0)
+    query.monitor = Mock(failures=Failures(Mock()), well_for=lambda _: 30.0 * was_well)
     return query
 
 
@@ -115,12 +116,22 @@ def test_failures_that_are_explained_give_up_no_checkpoint() -> None:
     unknown = StateError("shard.failed", "…", retriable=True)
     away = StateError("state.unreachable", "…", retriable=True)
     watched: Any = SimpleNamespace(last=None)
-    query = failing(has_run=True)
+    query = failing(has_run=True, has_session=True)
     for _ in range(9):
         Query._failed(query, watched, away, 0.0)
     for _ in range(5):
         Query._failed(query, watched, unknown, 0.0)
     with pytest.raises(_UnusableError):
+        Query._failed(query, watched, unknown, 0.0)
+
+
+def test_what_fails_after_good_batches_is_not_the_checkpoint_s_fault() -> None:
+    unknown = StateError("shard.failed", "…", retriable=True)
+    query = failing(has_run=True, has_session=True, was_well=True)
+    watched: Any = SimpleNamespace(last=None)
+    for _ in range(5):
+        Query._failed(query, watched, unknown, 0.0)
+    with pytest.raises(StateError):
         Query._failed(query, watched, unknown, 0.0)
 
 

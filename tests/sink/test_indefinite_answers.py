@@ -215,6 +215,16 @@ def test_a_transaction_that_a_slow_broker_takes_only_in_part_is_too_large(
     assert slow.needs_replacement
 
 
+def test_a_broker_that_goes_away_in_a_transaction_is_no_slow_one(
+    new_sink: Callable[..., ShardSink], cluster: MockCluster
+) -> None:
+    """An outage made the next transactions smaller, and Spark begin a new checkpoint."""
+    made = new_sink(message_timeout_ms="4000", max_in_flight="1", batch_num_messages="1")
+    made.ready()
+    cluster.answer(PRODUCE, (0, 0), (0, 0), *[(_TRANSPORT, 0)] * 400)
+    assert refused(made).code == "sink.unreachable"
+
+
 def test_a_transaction_that_expired_is_too_large_though_an_answer_was_late(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
