@@ -48,11 +48,6 @@ def times_of(publisher: Publisher) -> str:
     return str(message)
 
 
-def lag_of(publisher: Publisher) -> float | None:
-    status: Any = ask_running(StateDir(publisher.state), "status")
-    return None if status is None else float(status["lag"]["seconds"])
-
-
 @pytest.mark.parametrize("number", ["id", "no", ""])
 def test_writers_in_utc_on_a_server_elsewhere_stop_the_publisher_and_the_remedy_helps(
     database: FreshDatabase, new_publisher: NewPublisher, number: str
@@ -200,12 +195,10 @@ def test_what_verify_names_as_missing_is_published_on_request(
     without_id(database)
     publisher = new_publisher(database)
     old = "NOW(6) - INTERVAL 3 DAY"
-    insert_version(database, "first", 1, "NOW(6) - INTERVAL 4 DAY")
+    insert_version(database, "first", 1, "NOW(6) - INTERVAL 2 DAY")  # later ones would be noticed
     publisher.start()
     commit(database, "a", 1, 2)
     publisher.until_published("a", [1, 2])
-    # rows of the past that are inserted during the first window are noticed
-    eventually(lambda: lag_of(publisher) == 0)
     for aggregate_id, version in (("a", 3), ("b", 1), ("b", 2), ("gap", 2)):
         insert_version(database, aggregate_id, version, old)
     commit(database, "c", 1)

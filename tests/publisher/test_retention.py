@@ -23,7 +23,7 @@ from eventpub.local.downloads import find_java
 from eventpub.local.servers import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, commit, create_table
+from tests.publisher.harness import Publisher, commit, create_table, eventually
 from tests.servers import KafkaCluster, kafka_cluster
 
 pytestmark = pytest.mark.parametrize("database", ["mysql"], indirect=True)
@@ -153,8 +153,8 @@ def test_doctor_names_what_replication_lacks_and_how_to_fix_it(
         for check in found:
             assert all(f"orders{side}" in check["message"] for side in ("", ".gaps", ".dead"))
             do(check["suggestion"], broker, tmp_path)
-        found = doctor(publisher, "replication")
-        assert [c["status"] for c in found] == ["ok"], found
+        # brokers learn of it one after the other
+        eventually(lambda: [c["status"] for c in doctor(publisher, "replication")] == ["ok"])
 
         publisher.settings["sink"]["topic"] = publisher.topic.name = "single"
         make_topics(publisher, 1, min_insync_replicas="2")
