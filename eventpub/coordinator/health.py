@@ -168,7 +168,9 @@ class Health:
                 silent = f"no answer for {now - check.last_ok:.0f} s"
                 found[name] = replace(check, state="error", message=silent, since=check.last_ok)
         for shard in self._shards:
-            found[_of(shard)] = self._of_shard(shard, found[_of(shard)], now)
+            check = self._of_shard(shard, found[_of(shard)], now)
+            is_waiting = paused_by is not None and check.message == NOT_YET
+            found[_of(shard)] = replace(check, state="warn") if is_waiting else check
         found["index"] = self._of_index(found["index"], now)
         state, message = self._publishing(found, now, unread_seconds, paused_by)
         self.set("publishing", state, message, now)
