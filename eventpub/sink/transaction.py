@@ -274,7 +274,7 @@ class TransactionWriter:
             left, now = client.call(self.client.flush, 0.1), self._clock.monotonic()
             has_failed = bool(batch.failed()) or self.log.transaction_error is not None
             if has_failed or now - began >= self.flush_timeout or not left:
-                is_advancing = now - advanced < self.flush_timeout / 4
+                is_advancing = now - advanced < (self.flush_timeout - 5.0) / 2
                 self._is_slow = self.is_transactional and has_failed and is_advancing
                 return not left
             if left < before:
