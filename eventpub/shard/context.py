@@ -120,7 +120,7 @@ class ShardContext:
             seconds[step] = seconds.get(step, 0.0) + self.parts.clock.monotonic() - start
 
     def each_read(self, items: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """The items, with the time that each is waited for."""
+        """The items; the waits for them count as the step `read`."""
         while True:
             with self.timed("read"):
                 item = next(items, None)

@@ -95,8 +95,8 @@ class TransactionWriter:
         self._producer: Producer | None = None
         conf = client_settings.producer_settings(self._sink, self._id)
         self._commit_slice = min(5.0, int(conf["socket.timeout.ms"]) / 2000)
-        message_timeout = conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]
-        self.flush_timeout = int(message_timeout) / 1000 + 5.0
+        message_timeout = int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]) / 1000
+        self.flush_timeout, self._advances_within = message_timeout + 5.0, message_timeout / 2
         self.message_limit = int(conf["message.max.bytes"])
 
     def __enter__(self) -> TransactionWriter:
@@ -274,7 +274,7 @@ class TransactionWriter:
             left, now = client.call(self.client.flush, 0.1), self._clock.monotonic()
             has_failed = bool(batch.failed()) or self.log.transaction_error is not None
             if has_failed or now - began >= self.flush_timeout or not left:
-                is_advancing = now - advanced < (self.flush_timeout - 5.0) / 2
+                is_advancing = now - advanced < self._advances_within
                 self._is_slow = self.is_transactional and has_failed and is_advancing
                 return not left
             if left < before:

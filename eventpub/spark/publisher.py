@@ -291,7 +291,7 @@ class Query:
         return None
 
     def _cause(self, found: Exception) -> EventpubError:
-        """The error in Spark's text, or if it has none and the location is away, that."""
+        """The eventpub error in Spark's text; without one, whether the location can be used."""
         error = error_of(found)
         if error.code == "shard.failed":
             try:

@@ -246,8 +246,8 @@ class InputRows:
             self.rows += self._kept[-1].num_rows
         return self._kept[number]
 
-    def told(self, name: bytes) -> int:
-        """`ROWS_IN` or `CLOCK` of `grouped`; 0: unknown."""
+    def metadata(self, name: bytes) -> int:
+        """`ROWS_IN` or `CLOCK`, of rows from `grouped`; 0: unknown."""
         first = self.part(0)
         return int(((first and first.schema.metadata) or {}).get(name, 0))
 

@@ -340,7 +340,7 @@ def _has_ended() -> bool:
 
 
 def is_alive(session: SparkSession) -> bool:
-    """Whether Spark answers that it is."""
+    """Whether the session answers, and is not stopped."""
     jvm: Any = session.sparkContext._jsc
     with suppress(Exception):
         return not in_thread(lambda: jvm.sc().isStopped()).result(_ANSWERS_WITHIN)

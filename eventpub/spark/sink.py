@@ -141,7 +141,7 @@ class Writer(DataSourceStreamArrowWriter):
         return done
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """The tasks have committed: note how, or republish what a broker left open."""
+        """All tasks have committed: tell the publisher, or republish what a broker left open."""
         done = [each for each in messages if each]
         failpoint("before_settle")
         with errors_through_spark():

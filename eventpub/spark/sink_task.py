@@ -46,7 +46,7 @@ def publish(
     parts = _Parts(batches, options, sink, is_source=is_source, has_written=numbered.batch > 0)
     if not (parts.has_rows or numbered.is_repeated) and (numbered.batch or numbered.task):
         return Published(0, False, numbered.task)
-    done = sink.publish(replace(numbered, after=parts.told(ROWS_IN) - 1), parts)
+    done = sink.publish(replace(numbered, after=parts.metadata(ROWS_IN) - 1), parts)
     how = parts.published() if done.is_new else {}
     return Published(parts.rows, done.is_new, done.number, done.marker, how)
 
@@ -130,7 +130,7 @@ class _Parts(InputRows):
         made = [*self._made.values()]
         how: dict[str, Any] = {"seconds": {"publish": time.monotonic() - self._whole_at}}
         how["refused"] = [each for rows in made for each in rows.refused]
-        if clock := self.told(CLOCK):  # of the publisher's own rows
+        if clock := self.metadata(CLOCK):  # of the publisher's own rows
             created = np.concatenate([rows.created for rows in made])
             now = time.time() * 1e6 + clock
             how["latency"], how["latency_sum"] = latencies(created, now)

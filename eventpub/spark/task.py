@@ -103,7 +103,7 @@ class JournaledContext(ShardContext):
         return self.may_stop and self.journal_sink.size > self._most_bytes
 
     def committed(self, created: Any) -> None:
-        """The sink tells their ages."""
+        """See the base class: only the sink knows when events become visible."""
 
     def known_upto(self, place: tuple[str, int]) -> int:
         """See the base class: earlier batches are on the topic, nothing of this one is yet."""

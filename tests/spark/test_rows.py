@@ -97,7 +97,7 @@ def test_groups_are_published_a_few_megabytes_at_a_time() -> None:
     parts = [part for n in range(9) if (part := rows.part(n)) is not None]
     assert pa.concat_tables(parts).equals(table(3_000, 9_000))
     assert all(4 << 20 <= part.nbytes < 6 << 20 for part in parts[:-1])
-    assert (len(parts), rows.rows, rows.told(ROWS_IN)) == (4, 3_000, 7)
+    assert (len(parts), rows.rows, rows.metadata(ROWS_IN)) == (4, 3_000, 7)
 
 
 def test_grouped_rows_have_one_digest_however_they_are_divided() -> None:
